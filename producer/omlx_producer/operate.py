@@ -15,10 +15,8 @@ from rq.job import Job
 from rq.registry import (
     BaseRegistry,
     CanceledJobRegistry,
-    DeferredJobRegistry,
     FailedJobRegistry,
     FinishedJobRegistry,
-    ScheduledJobRegistry,
     StartedJobRegistry,
 )
 
@@ -59,8 +57,6 @@ _ROW_PREFIX = "row-"
 _PLACES: tuple[tuple[type[BaseRegistry] | None, bool, set[str]], ...] = (
     (StartedJobRegistry, False, {"started"}),
     (None, False, {"queued"}),
-    (ScheduledJobRegistry, False, {"queued"}),
-    (DeferredJobRegistry, False, {"queued"}),
     (FailedJobRegistry, True, {"failed", "cancelled"}),
     (CanceledJobRegistry, True, {"cancelled"}),
     (FinishedJobRegistry, True, {"finished"}),

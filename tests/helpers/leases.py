@@ -79,11 +79,6 @@ def sweep(leases: LeaseTable) -> list[str]:
     return [job_id for ids in Upkeep(leases).sweep() for job_id in ids]
 
 
-def move_due(connection: Redis) -> list[str]:
-    """Move due jobs to their queues, whoever leads; returns their ids."""
-    return [job_id for ids in Upkeep(table(connection)).move_due() for job_id in ids]
-
-
 def roll_back(connection: Redis, stream: str, entries: int) -> None:
     """Leave only so many entries of a stream, as a server does that lost what it had not synced."""
     kept = connection.xrange(stream)[:entries]

@@ -69,10 +69,7 @@ def test_every_example_is_short() -> None:
     assert {name: lines for name, lines in long.items() if lines > MAX_LINES} == {}
 
 
-# RQ's worker takes signals over and does not give them back, so that example is a process below.
-@pytest.mark.parametrize(
-    "path", [p for p in EXAMPLES if p.stem != "dependent_job"], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(
     path: Path,
     redis_url: str,

@@ -217,16 +217,10 @@ def test_a_status_that_is_no_text_is_told_like_any_other(connection: Redis) -> N
     assert leases.renew() == {job.id: "\N{REPLACEMENT CHARACTER}"}
 
 
-def test_ids_that_are_no_text_stop_neither_sweeps_nor_schedules(
-    redis_url: str, connection: Redis
-) -> None:
-    for status_, execution in ((b"started", b"omlx-1"), (b"scheduled", b"")):
-        odd = b"\xff" + status_
-        fields = {"status": status_, "origin": QUEUES[1], "omlx_execution": execution}
-        connection.hset(b"rq:job:" + odd, mapping=fields)
-        connection.zadd(WIP, {odd + b":omlx-1": 1})
-        connection.zadd(f"rq:scheduled:{QUEUES[1]}", {odd: 1})
-    connection.hset(b"rq:job:\xfe", mapping={**fields, "status": "started"})
+def test_ids_that_are_no_text_stop_no_sweep(redis_url: str, connection: Redis) -> None:
+    fields = {"status": "started", "origin": QUEUES[1], "omlx_execution": "omlx-1"}
+    connection.hset(b"rq:job:\xff", mapping=fields)
+    connection.zadd(WIP, {b"\xff:omlx-1": 1})
     job = enqueue(connection)
     run_burst(redis_url)
     assert status(job) == "finished"

@@ -9,12 +9,11 @@ from rq import Queue, Retry
 from rq.cli import main as rq_cli
 from rq.exceptions import NoSuchJobError
 from rq.group import Group
-from rq.job import Dependency, Job
+from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from omlx_producer.wire import JOB_FUNCTION, events_key
-from tests.helpers.fake_engine import BREAKS_PREPARE
-from tests.helpers.leases import claim, expire, table
+from tests.helpers.leases import claim, table
 from tests.helpers.workers import (
     ALIAS,
     enqueue,
@@ -89,55 +88,6 @@ def test_a_job_that_started_within_its_ttl_does_not_expire_while_it_runs(
     assert status(job) == "finished"
 
 
-# Dependents
-
-
-def test_a_job_waits_for_all_it_depends_on(redis_url: str, connection: Redis) -> None:
-    parents = [enqueue(connection, priority=priority) for priority in ("high", "bulk")]
-    child = enqueue(connection, depends_on=parents)
-    run_burst(redis_url)
-    assert status(child) == "finished"
-    started_at = [fetch(connection, job.id).ended_at for job in parents]
-    assert fetch(connection, child.id).started_at >= max(started_at)
-
-
-def test_a_dependent_of_a_failed_job_stays_deferred(redis_url: str, connection: Redis) -> None:
-    parent = enqueue(connection, n="two")
-    child = enqueue(connection, depends_on=parent)
-    run_burst(redis_url)
-    assert (status(parent), status(child)) == ("failed", "deferred")
-
-
-def test_a_dependent_follows_a_parent_that_only_a_retry_saved(
-    redis_url: str, connection: Redis
-) -> None:
-    parent = enqueue(connection, BREAKS_PREPARE, retry=Retry(max=1))
-    child = enqueue(connection, depends_on=Dependency([parent], allow_failure=True))
-    run_burst(redis_url)
-    assert (status(parent), status(child)) == ("failed", "finished")
-    assert len(child.results()) == 1
-
-
-def test_a_dependent_survives_the_death_of_its_parents_worker(
-    redis_url: str, connection: Redis
-) -> None:
-    parent = enqueue(connection)
-    child = enqueue(connection, depends_on=parent)
-    dead = table(connection, "dead")
-    claim(dead)
-    expire(connection, dead)
-    run_burst(redis_url)
-    assert (status(parent), status(child)) == ("finished", "finished")
-
-
-def test_a_cancelled_parent_can_let_its_dependents_go_on(redis_url: str, connection: Redis) -> None:
-    parent = enqueue(connection)
-    child = enqueue(connection, depends_on=Dependency([parent], allow_failure=True))
-    parent.cancel(enqueue_dependents=True)
-    run_burst(redis_url)
-    assert (status(parent), status(child)) == ("canceled", "finished")
-
-
 # Jobs that kill their workers
 
 
@@ -200,19 +150,15 @@ def test_rq_info_agrees_with_the_truth_after_every_kind_of_ending(
     redis_url: str, connection: Redis
 ) -> None:
     good = [enqueue(connection) for _ in range(3)]
-    bad = [enqueue(connection, n="two") for _ in range(2)]
-    child = enqueue(connection, depends_on=bad[0])
+    for _ in range(2):
+        enqueue(connection, n="two")
     cancelled = enqueue(connection)
     cancelled.cancel()
     deleted = enqueue(connection)
     deleted.delete()
     run_burst(redis_url)
     assert "queue omlx:fake:default 0, 0 executing, 3 finished, 2 failed" in rq_info(redis_url)
-    assert [status(job) for job in (*good, child, cancelled)] == [
-        *["finished"] * 3,
-        "deferred",
-        "canceled",
-    ]
+    assert [status(job) for job in (*good, cancelled)] == [*["finished"] * 3, "canceled"]
 
 
 def test_a_job_enqueued_to_the_front_goes_first(connection: Redis) -> None:

@@ -12,10 +12,9 @@ from omlx_producer.bulk.batch import Batch, open_key
 from omlx_producer.wire import wake_channel
 from omlx_worker.queue.upkeep import (
     MOST_ENTRIES,
-    SCHEDULE_SECONDS,
     Upkeep,
 )
-from tests.helpers.leases import QUEUES, claim, expire, move_due, sweep, table
+from tests.helpers.leases import QUEUES, claim, expire, sweep, table
 from tests.helpers.workers import ALIAS, enqueue, running_worker, wait_for
 
 QUEUE = QUEUES[1]
@@ -44,16 +43,6 @@ def abandon(connection: Redis, count: int, queue_name: str = QUEUE) -> list[str]
             fields = {"status": "started", "origin": queue_name, "omlx_execution": execution}
             pipeline.hset(f"rq:job:{job_id}", mapping=fields)
             pipeline.zadd(f"rq:wip:{queue_name}", {f"{job_id}:{execution}": now + n / 1e6})
-        pipeline.execute()
-    return ids
-
-
-def due(connection: Redis, count: int) -> list[str]:
-    ids = [f"job-{n:04}" for n in range(count)]
-    with connection.pipeline() as pipeline:
-        for job_id in ids:
-            pipeline.hset(f"rq:job:{job_id}", mapping={"status": "scheduled", "origin": QUEUE})
-            pipeline.zadd(f"rq:scheduled:{QUEUE}", {job_id: 1})
         pipeline.execute()
     return ids
 
@@ -139,13 +128,6 @@ def test_entries_of_stock_workers_hide_no_expired_lease(connection: Redis) -> No
     assert connection.zcard(WIP) == 250
 
 
-def test_due_jobs_move_in_bounded_calls(connection: Redis) -> None:
-    ids = due(connection, 250)
-    assert sizes(Upkeep(table(connection)).move_due()) == [100, 100, 50]
-    assert waiting(connection) == ids
-    assert move_due(connection) == []
-
-
 def test_expired_entries_leave_registries_a_bounded_number_a_call(connection: Redis) -> None:
     keys = [f"rq:{name}:{QUEUE}" for name in ("finished", "failed")]
     expired = {f"expired-{n}": 1 for n in range(250)}
@@ -197,18 +179,6 @@ def test_a_long_sweep_goes_on_from_turn_to_turn(connection: Redis) -> None:
         upkeep.attend()
         turns.append(len(waiting(connection)))
     assert turns == [0, 100, 200, 250]
-    assert waiting(connection) == ids
-
-
-def test_a_leader_looks_for_due_jobs_every_second(connection: Redis) -> None:
-    clock = Clock()
-    upkeep = Upkeep(table(connection), clock)
-    upkeep.attend()
-    ids = due(connection, 1)
-    upkeep.attend()
-    assert waiting(connection) == []
-    clock.now += SCHEDULE_SECONDS
-    upkeep.attend()
     assert waiting(connection) == ids
 
 

@@ -10,10 +10,8 @@ from typing import Any
 from redis import Redis
 from rq.registry import (
     CanceledJobRegistry,
-    DeferredJobRegistry,
     FailedJobRegistry,
     FinishedJobRegistry,
-    ScheduledJobRegistry,
 )
 
 from omlx_producer.wire import PRIORITIES, events_key, parse_event, queue_name
@@ -27,8 +25,6 @@ REGISTRIES = {
     "finished": FinishedJobRegistry,
     "failed": FailedJobRegistry,
     "canceled": CanceledJobRegistry,
-    "deferred": DeferredJobRegistry,
-    "scheduled": ScheduledJobRegistry,
 }
 # Where a job of this status is; a stopped one is kept with those that failed.
 PLACES = {"queued": "queue", "started": "wip", "stopped": "failed"}

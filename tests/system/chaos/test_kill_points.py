@@ -13,7 +13,7 @@ import pytest
 from tests.system.chaos.invariants import status_of
 from tests.system.chaos.points import CUT, KILL, STOP
 from tests.system.chaos.processes import Nursery
-from tests.system.chaos.workload import submit, submit_after, submit_some
+from tests.system.chaos.workload import submit, submit_some
 from tests.system.chaos.world import LEASE_SECONDS, World, world
 
 DEFAULT = {("between-appends", 7), ("before-commit", 1)}
@@ -21,15 +21,14 @@ DEFAULT = {("between-appends", 7), ("before-commit", 1)}
 
 
 def fill(place: World) -> None:
-    """Six jobs of all kinds; two wait for the first."""
-    first = submit(place.connection, "first", max_completion_tokens=12)
+    """Six jobs of all kinds."""
     place.jobs = [
-        first,
+        submit(place.connection, "first", max_completion_tokens=12),
         submit(place.connection, "bulk", priority="bulk", max_completion_tokens=25),
         submit(place.connection, "two", n=2, seed=7, max_completion_tokens=20),
         submit(place.connection, "a longer prompt than one chunk", priority="high"),
-        submit_after(place.connection, first, "second"),
-        submit_after(place.connection, first, "third"),
+        submit(place.connection, "second"),
+        submit(place.connection, "third"),
     ]
 
 

@@ -15,7 +15,7 @@ from omlx_producer import JobHandle, Producer
 from omlx_producer.client.enqueue import job_id_of
 from omlx_producer.wire import PRIORITIES, GenerationRequest, Priority
 from tests.helpers.fake_engine import FakeEngine, expected
-from tests.helpers.workers import ALIAS, enqueue
+from tests.helpers.workers import ALIAS
 
 FINAL = frozenset({"finished", "failed", "stopped", "canceled"})
 
@@ -28,7 +28,6 @@ class Accepted:
         texts: by choice.
         streams: whether its tokens are published as they come.
         endings: the statuses that it may end in.
-        after: the jobs that it waits for.
         again: submits it again, which changes nothing if Redis has it.
     """
 
@@ -36,7 +35,6 @@ class Accepted:
     texts: list[str]
     streams: bool
     endings: set[str] = field(default_factory=lambda: {"finished"})
-    after: tuple[str, ...] = ()
     again: Callable[[Redis], object] | None = None
 
 
@@ -67,29 +65,10 @@ def planned(key: str, priority: Priority, fields: dict[str, Any]) -> tuple[str, 
     return job_id, [expected(row)[1] for row in rows], streams
 
 
-def submit_after(connection: Redis, first: Accepted, prompt: str) -> Accepted:
-    """A job that depends on another: the commit of the first one enqueues it."""
-    key = uuid4().hex
-    fields = {"model": ALIAS, "prompt": prompt}
-    waiting = Accepted(*planned(key, "default", fields), after=(first.id,))
-
-    def again(connection: Redis) -> None:
-        if not connection.exists(f"rq:job:{waiting.id}"):
-            limits = {"result_ttl": 3600, "failure_ttl": 3600}
-            enqueue(connection, prompt, depends_on=first.id, job_id=waiting.id, **limits)
-
-    waiting.again = again
-    again(connection)
-    return waiting
-
-
 def submit_some(connection: Redis, random: Random, count: int) -> list[Accepted]:
-    """A mixture: all priorities, one or two choices, seeded or not, short and long, dependents."""
+    """A mixture: all priorities, one or two choices, seeded or not, short and long."""
     jobs: list[Accepted] = []
     for number in range(count):
-        if jobs and random.random() < 0.15:
-            jobs.append(submit_after(connection, random.choice(jobs), f"after {number}"))
-            continue
         fields: dict[str, Any] = {"max_completion_tokens": random.randint(1, 60)}
         if random.random() < 0.5:
             fields["seed"] = random.randrange(2**31)

@@ -14,7 +14,7 @@ FILES = [
     *(f"tests/integration/worker/test_{name}.py" for name in ("lease", "lease_writing")),
     *(
         f"tests/integration/worker/test_rq_{name}.py"
-        for name in ("cancel", "commands", "endings", "promises", "schedule", "worker")
+        for name in ("cancel", "commands", "endings", "promises", "worker")
     ),
     *(f"tests/integration/producer/test_{name}.py" for name in ("cancel", "requeued")),
     "tests/integration/producer/bulk/test_batch.py",

@@ -44,8 +44,9 @@ log = logging.getLogger("omlx_worker.control.intake")
 # A compressed payload of this size may unpack to the longest that is read.
 LARGE_BYTES = 32 * 2**10
 UNSUPPORTED = (
-    "{}: workers of omlx-queue call no callbacks and webhooks, repeat no jobs and keep no rate "
-    "limits; leave it out, and follow the ends of jobs as examples/after_each_job.py does"
+    "{}: workers of omlx-queue call no callbacks and webhooks, repeat and chain no jobs, and "
+    "keep no rate limits; leave it out, and follow the ends of jobs as examples/after_each_job.py "
+    "does"
 )
 # Entries of a stream that are read at once. One with log-probabilities may have 50 KiB.
 PAGE = 100

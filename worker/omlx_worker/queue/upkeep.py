@@ -1,8 +1,8 @@
 """What one worker does for all that serve its model, while it leads.
 
 It puts back the jobs of dead workers, finds rows that were lost, fails what has waited
-longer than its completion window, moves due jobs to their queues and removes what has expired. Each
-call of a script looks at a bounded number of entries.
+longer than its completion window, and removes what has expired. Each call of a script looks at a
+bounded number of entries.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from omlx_worker.queue.lua import load
 log = logging.getLogger("omlx_worker.worker")
 
 LEAD_LOCK = "omlx:lead"
-# A leader renews its lock when it looks for due jobs.
-LEAD_MILLISECONDS = 3_000
-# RQ's scheduler looks as often; its scores are whole seconds.
-SCHEDULE_SECONDS = 1.0
+# Sweeps that a leader may miss before another worker leads.
+MISSED_SWEEPS = 3
 CLEAN_SECONDS = 600.0
 # How long one turn of the main thread may take for this.
 TURN_SECONDS = 0.1
@@ -44,8 +42,7 @@ class Upkeep:
     def __init__(self, leases: LeaseTable, clock: Callable[[], float] = time.monotonic) -> None:
         self._leases = leases
         self._clock = clock
-        self._leads = False
-        self._look_at = self._sweep_at = self._clean_at = float("-inf")
+        self._sweep_at = self._clean_at = float("-inf")
         # The sweep under way.
         self._swept: Iterator[list[str]] = iter(())
         self._name, self._queues = leases.worker_name, leases.queues
@@ -57,23 +54,21 @@ class Upkeep:
         self._sweep = load(connection, "sweep")
         self._mend = load(connection, "mend")
         self._expire = load(connection, "expire")
-        self._schedule = load(connection, "schedule")
         self._clean = load(connection, "clean")
 
     def attend(self) -> None:
         """Do what is due. What is left after `TURN_SECONDS` is done in the next turn."""
         started = self._clock()
-        if started >= self._look_at:
-            self._leads = self.lead()
-            self._look_at = started + (SCHEDULE_SECONDS if self._leads else self._pause)
-            if self._leads:
-                self._take_turn(started, self.move_due(), "job %s is due")
-        if self._leads and started >= self._sweep_at:
-            self._swept = self.sweep()
+        if started >= self._sweep_at:
             self._sweep_at = started + self._pause
-        if self._leads:
-            told = "the lease of job %s had expired; it is back in its queue"
-            self._take_turn(started, self._swept, told)
+            self._swept = self.sweep() if self.lead() else iter(())
+        for ids in self._swept:
+            for job_id in ids:
+                log.warning("the lease of job %s had expired; it is back in its queue", job_id)
+            if ids:
+                self._leases.connection.publish(self._bell, len(ids))
+            if self._clock() - started > TURN_SECONDS:
+                return
 
     def postpone(self) -> None:
         """After an outage all workers renew their leases before any of them sweeps."""
@@ -82,23 +77,12 @@ class Upkeep:
 
     def lead(self) -> bool:
         """Become the leader, or stay it; returns whether this worker is."""
-        return bool(self._lead(keys=[self._lock], args=[self._name, LEAD_MILLISECONDS]))
+        milliseconds = int(1000 * MISSED_SWEEPS * self._pause)
+        return bool(self._lead(keys=[self._lock], args=[self._name, milliseconds]))
 
     def leave(self) -> None:
         """Let another worker lead at once."""
         self._lead(keys=[self._lock], args=[self._name, 0])
-
-    def move_due(self) -> Iterator[list[str]]:
-        """Move due jobs of ``enqueue_in`` and ``Retry``, and ready dependents, to their queues.
-
-        Yields:
-            The ids of each call.
-        """
-        for queue in self._queues:
-            looked = MOST_ENTRIES
-            while looked >= MOST_ENTRIES:
-                moved, looked = self._schedule(args=[queue, MOST_ENTRIES])
-                yield _texts(moved)
 
     def sweep(self) -> Iterator[list[str]]:
         """Put jobs with expired leases back at the front of their queues, mend the rows of batches,
@@ -157,15 +141,6 @@ class Upkeep:
             returned, leaves, looked = reply
             left += leaves
             yield _texts(returned)
-
-    def _take_turn(self, started: float, calls: Iterator[list[str]], told: str) -> None:
-        for ids in calls:
-            for job_id in ids:
-                log.warning(told, job_id)
-            if ids:
-                self._leases.connection.publish(self._bell, len(ids))
-            if self._clock() - started > TURN_SECONDS:
-                return
 
 
 def _texts(ids: list[bytes]) -> list[str]:

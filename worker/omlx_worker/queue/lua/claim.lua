@@ -70,16 +70,18 @@ local function remember(queue, job, execution)
 end
 
 -- RQ's features that would make a worker call code or hosts of a producer's choice, or run a job
--- more than once for one submission. `read` returns their fields last.
+-- more than once for one submission, and what only RQ's own workers do. `read` returns their fields
+-- last.
 local UNSUPPORTED = {'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
-  'webhooks', 'repeats_left', 'rate_limit_key'}
+  'webhooks', 'repeats_left', 'rate_limit_key', 'retry_intervals', 'dependency_ids'}
+local UNSET = {[''] = true, ['0'] = true, ['[]'] = true, ['[0]'] = true}
 
-local function unsupported(fields)
+local function unsupported(job, fields)
   for i, name in ipairs(UNSUPPORTED) do
     local value = fields[8 + i]
-    if value and value ~= '' and value ~= '0' and value ~= '[]' then return name end
+    if value and not UNSET[value] then return name end
   end
-  return ''
+  return redis.call('EXISTS', job_key(job) .. ':dependents') == 1 and 'dependents' or ''
 end
 
 local function read(job)
@@ -140,7 +142,7 @@ local function start(queue, job, fields)
   else redis.call('HDEL', key, STREAMED) end
   redis.call('PERSIST', key)
   claimed[#claimed + 1] = {job, execution, queue, number(time), tokens, data, bytes,
-    fields[2] or '', unsupported(fields), as_count(fields[3]), treatment(fields), fields[6] or '',
+    fields[2] or '', unsupported(job, fields), as_count(fields[3]), treatment(fields), fields[6] or '',
     fields[7] or ''}
 end
 

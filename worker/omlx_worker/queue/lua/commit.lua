@@ -70,58 +70,19 @@ local function announce(job, id, event, succeeded, ttl)
   end
 end
 
--- The seconds before the next try, as RQ's `Job.get_retry_interval` counts them.
-local function retry_interval(intervals, left)
-  local read, list = pcall(cjson.decode, intervals or '')
-  if not read or type(list) ~= 'table' then return 0 end
-  return tonumber(list[math.max(#list - left, 0) + 1]) or 0
-end
-
 -- Give a failed job another try. Returns false if it has none left.
 local function retry(queue, job, execution)
-  local fields = redis.call('HMGET', job_key(job), 'retries_left', 'retry_intervals',
-    'enqueue_at_front_on_retry')
+  local fields = redis.call('HMGET', job_key(job), 'retries_left', 'enqueue_at_front_on_retry', 'ttl')
   local left = tonumber(fields[1] or '') or 0
   if left < 1 then return false end
-  local wait = retry_interval(fields[2], left)
-  if wait > 0 then
-    redis.call('ZADD', RQ .. 'scheduled:' .. queue, math.floor(time + wait), job)
-    redis.call('HSET', job_key(job), 'status', 'scheduled')
-  else
-    enqueue(queue, job, fields[3] == '1', date)
-  end
-  redis.call('HSET', job_key(job), 'retries_left', left - 1, 'started_at', '', 'worker_name', '',
-    'ended_at', date)
+  redis.call(fields[2] == '1' and 'LPUSH' or 'RPUSH', queue_key(queue), job)
+  redis.call('HSET', job_key(job), 'status', 'queued', 'enqueued_at', date, 'retries_left', left - 1,
+    'started_at', '', 'worker_name', '', 'ended_at', date)
+  local ttl = tonumber(fields[3] or '')
+  if ttl and ttl > 0 and ttl < 2 ^ 31 then redis.call('EXPIRE', job_key(job), math.floor(ttl)) end
   redis.call('HDEL', job_key(job), DEATHS, STREAMED)
   drop_execution(queue, job, execution)
   return true
-end
-
--- Enqueue a job if it waits for this one and for no other, as RQ's `dependencies_are_met` decides.
-local function release(job, ending, dependent)
-  local fields = redis.call('HMGET', job_key(dependent), 'status', 'origin',
-    'allow_dependency_failures', 'enqueue_at_front')
-  local allowed = {finished = true, failed = fields[3] == '1'}
-  local met = fields[1] == 'deferred' and fields[2] and allowed[ending]
-  -- RQ writes two colons.
-  for _, other in ipairs(redis.call('SMEMBERS', RQ .. 'job::' .. dependent .. ':dependencies')) do
-    local state = other ~= job and status(other)
-    met = met and (not state or state == 'deleted' or allowed[state])
-  end
-  if not met then return end
-  local queue = fields[2]
-  enqueue(queue, dependent, fields[4] == '1', date)
-  redis.call('ZREM', RQ .. 'deferred:' .. queue, dependent)
-  redis.call('SREM', job_key(job) .. ':dependents', dependent)
-end
-
-local function release_dependents(job, ending, ttl)
-  local dependents = job_key(job) .. ':dependents'
-  for _, dependent in ipairs(redis.call('SMEMBERS', dependents)) do
-    release(job, ending, dependent)
-  end
-  -- Those that wait for others, or for this job's requeuing, stay in the set.
-  if ttl ~= 0 then expire(dependents, ttl) end
 end
 
 local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published,
@@ -130,7 +91,6 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     local done = run ~= '' and redis.call('HEXISTS', results_key(run), row) == 1
     return (done or is_done(job, execution)) and 1 or 0
   end
-  local dependent_jobs = redis.call('SCARD', job_key(job) .. ':dependents')
   if ending == 'retry' then
     if retry(queue, job, execution) then
       failed_count = failed_count + 1
@@ -138,9 +98,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     end
     ending = 'failed'
   end
-  local key, dependents = job_key(job), job_key(job) .. ':dependents'
-  -- RQ writes two colons.
-  local dependencies = RQ .. 'job::' .. job .. ':dependencies'
+  local key = job_key(job)
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
     'status', DEATHS, STREAMED, STOP, GROUP)
@@ -158,9 +116,8 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   if not (started and started >= 0 and started <= time) then started = time end
   if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
 
-  if dependent_jobs > 0 then release_dependents(job, ending, ttl) end
   if ttl == 0 then
-    redis.call('DEL', key, dependents, dependencies, executions_key(job))
+    redis.call('DEL', key, executions_key(job))
     if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end
   else
     redis.call('HSET', key, 'status', ending, 'ended_at', date, 'last_heartbeat', date)
@@ -168,7 +125,6 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
       redis.call('HDEL', key, DEATHS, STREAMED, STOP)
     end
     expire(key, ttl)
-    redis.call('EXPIRE', dependencies, ttl)
     -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
     if succeeded then
       redis.call('ZADD', RQ .. 'finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)

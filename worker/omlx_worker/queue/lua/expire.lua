@@ -17,24 +17,19 @@ local AGAIN = 10  -- seconds until the next look at what runs
 local due, worker = KEYS[1], ARGV[1]
 local time, date = now()
 local started, looked = {}, 0
-local waits = {queued = true, created = true, deferred = true, scheduled = true,
-  ready_to_enqueue = true}
 
 local function expire_job(entry, job)
   local fields = redis.call('HMGET', job_key(job), 'status', 'origin')
   local queue = fields[2]
   if fields[1] == 'started' then return end
-  if waits[fields[1]] and queue then
+  if fields[1] == 'queued' and queue then
     local execution = ARGV[4] .. string.format('%04x', #started)
     extend(queue, job, execution, time, tonumber(ARGV[2]), tonumber(ARGV[3]),
       'id', execution, 'created_at', number(time), 'worker_name', worker)
     redis.call('HSET', job_key(job), 'status', 'started', 'worker_name', worker,
       EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
     redis.call('PERSIST', job_key(job))
-    if fields[1] == 'queued' then redis.call('LREM', queue_key(queue), 1, job) end
-    for _, registry in ipairs({'deferred:', 'scheduled:', 'ready:'}) do
-      redis.call('ZREM', RQ .. registry .. queue, job)
-    end
+    redis.call('LREM', queue_key(queue), 1, job)
     started[#started + 1] = {job, execution, queue, tokens_in(ARGV[5] .. job)}
   else
     redis.call('ZREM', due, entry)

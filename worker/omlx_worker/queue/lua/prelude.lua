@@ -104,15 +104,6 @@ local function drop_execution(queue, job, execution)
   redis.call('ZREM', started_key(queue), member(job, execution))
 end
 
--- Put a job into its queue as RQ does.
-local function enqueue(queue, job, at_front, date)
-  redis.call(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job)
-  redis.call('HSET', job_key(job), 'status', 'queued', 'enqueued_at', date)
-  local ttl = tonumber(redis.call('HGET', job_key(job), 'ttl') or '')
-  if ttl and ttl > 0 and ttl < 2 ^ 31 then redis.call('EXPIRE', job_key(job), math.floor(ttl)) end
-  return true
-end
-
 -- Put a job back at the front of its queue, unless it was deleted or has ended.
 local function put_back(queue, job, execution)
   local returned = status(job) == 'started'
