@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -15,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from omlx_gateway.access import KeyCheck, SiteCheck
+from omlx_gateway.batches import shrink_indexes
 from omlx_gateway.errors import ApiError, ErrorAnswers
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import KeyFile
@@ -71,11 +74,12 @@ def create_app(
 
 
 async def _clean_up(gateway: Gateway) -> None:
-    """Remove what uploads that were killed have left, as long as the gateway runs."""
+    """Remove what killed uploads have left, and entries of what has gone, now and then."""
     while True:
+        for work in (gateway.contents.clean_up, partial(shrink_indexes, gateway.blocking)):
+            with suppress(OSError, RedisError):
+                await run_in_threadpool(work)
         await asyncio.sleep(CLEAN_SECONDS)
-        with suppress(OSError):
-            await run_in_threadpool(gateway.contents.clean_up)
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:

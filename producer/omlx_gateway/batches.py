@@ -25,17 +25,17 @@ from starlette.routing import Route
 from omlx_gateway.access import is_own, key_of, owner_field, owner_of
 from omlx_gateway.batch_input import BatchInput, batch_error
 from omlx_gateway.errors import RETRY_SECONDS, ApiError, api_error
-from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore
+from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore, file_key
 from omlx_gateway.gateway import Gateway
-from omlx_gateway.outputs import output_ids
-from omlx_gateway.pages import page_of
+from omlx_gateway.outputs import OutputFile, output_ids
+from omlx_gateway.pages import forget_gone, index_entry, page_of
 from omlx_producer.bulk.batch import Batch, BatchState
 from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult, describe
 from omlx_producer.wire import GenerationRequest
 
-BATCHES_KEY = "omlx:http_batches"
-"""The ids of batches by the time at which they were made."""
-_ID = re.compile(r"batch_([0-9a-f]{12})")
+BATCHES_KEY = "omlx:http:batches"
+"""The index of batches, see `omlx_gateway.pages`."""
+_ID = re.compile(r"batch_[0-9a-f]{12}")
 _STATUSES = {"uploading": "validating", "open": "in_progress", "done": "completed"}
 _TIMES = (
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
@@ -95,12 +95,16 @@ def find(connection: Redis, batch_id: str, owner: str | None) -> tuple[Batch, di
         ApiError: 404.
     """
     known = _ID.fullmatch(batch_id)
-    batch = Batch.of_run(connection, known[1] if known else "")
+    batch = _batch(connection, batch_id)
     raw: Any = connection.hgetall(batch.key) if known else {}
     found = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
     if "created_at" not in found or "input_file_id" not in found or not is_own(found, owner):
         raise ApiError(404, f"no batch has the id {batch_id!r:.80}; check the id", param="id")
     return batch, found
+
+
+def _batch(connection: Redis, batch_id: str) -> Batch:
+    return Batch.of_run(connection, batch_id.removeprefix("batch_"))
 
 
 def _document(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
@@ -165,8 +169,9 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         if not batch.begin(fields):
             return _known(batch, fields, owner)
         now = time.time()
-        connection.zadd(BATCHES_KEY, {f"batch_{batch.run}": now})
-        connection.zadd(FILES_KEY, dict.fromkeys(output_ids(batch), now))
+        connection.zadd(BATCHES_KEY, index_entry(owner, now, f"batch_{batch.run}"))
+        for output in output_ids(batch):
+            connection.zadd(FILES_KEY, index_entry(owner, now, output))
         with batch.kept():
             try:
                 source = BatchInput(connection, content, new.completion_window, new.endpoint, owner)
@@ -243,18 +248,26 @@ def cancel(request: Request) -> JSONResponse:
 
 
 def list_all(request: Request) -> JSONResponse:
-    # Of all owners: what is not found is taken for expired.
     connection, owner = Gateway.of(request).blocking, owner_of(request)
 
     def document(batch_id: str) -> dict[str, Any] | None:
-        try:
-            batch, found = find(connection, batch_id, None)
-        except ApiError:
-            return None
-        return _document(batch, found) if is_own(found, owner) else {}
+        with contextlib.suppress(ApiError):
+            return _document(*find(connection, batch_id, owner))
+        return None
 
     page = page_of(connection, BATCHES_KEY, request, document, most=100, usual=20)
     return JSONResponse(page)
+
+
+def shrink_indexes(connection: Redis) -> None:
+    """Forget the files and batches that have expired or were deleted."""
+
+    def record_key(file_id: str) -> str:
+        output = OutputFile.of(connection, file_id)
+        return output.batch.key if output else file_key(file_id)
+
+    forget_gone(connection, FILES_KEY, record_key)
+    forget_gone(connection, BATCHES_KEY, lambda batch_id: _batch(connection, batch_id).key)
 
 
 routes = [

@@ -31,11 +31,11 @@ from omlx_gateway.contents import Contents, writing_to
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile
-from omlx_gateway.pages import page_of
+from omlx_gateway.pages import index_entry, page_of
 from omlx_producer.errors import UnknownJob
 
-FILES_KEY = "omlx:files"
-"""The ids of files by the time at which they were made."""
+FILES_KEY = "omlx:http:files"
+"""The index of files, see `omlx_gateway.pages`. A new batch has entries for both of its outputs."""
 PURPOSE = "batch"
 MAX_NAME_CHARACTERS = 255
 _PART_BYTES = 2**16
@@ -43,6 +43,7 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 def file_key(file_id: str) -> str:
+    """The key of a file's record."""
     return f"omlx:file:{file_id}"
 
 
@@ -72,7 +73,7 @@ class FileStore:
                 pipe.hset(file_key(file_id), mapping=record)
                 if seconds:
                     pipe.expire(file_key(file_id), seconds)
-                pipe.zadd(FILES_KEY, {file_id: time.time()})
+                pipe.zadd(FILES_KEY, index_entry(self.owner, time.time(), file_id))
                 pipe.execute()
             undo.pop_all()
         return {"id": file_id, **record}
@@ -124,10 +125,7 @@ class FileStore:
         self.find(file_id)
         if output := OutputFile.of(self.connection, file_id):
             output.delete()
-        with self.connection.pipeline() as pipe:
-            pipe.delete(file_key(file_id))
-            pipe.zrem(FILES_KEY, file_id)
-            pipe.execute()
+        self.connection.delete(file_key(file_id))
         self.contents.delete(file_id)
 
 
@@ -209,9 +207,8 @@ def list_all(request: Request) -> JSONResponse:
     def document(file_id: str) -> dict[str, Any] | None:
         record = store.read(file_id)
         if not record:
-            return record
-        asked = purpose in (None, record["purpose"]) and is_own(record, store.owner)
-        return _document(file_id, record) if asked else {}
+            return None
+        return _document(file_id, record) if purpose in (None, record["purpose"]) else None
 
     return JSONResponse(page_of(store.connection, FILES_KEY, request, document, most=10_000))
 

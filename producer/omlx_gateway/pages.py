@@ -1,17 +1,28 @@
-"""Lists in OpenAI's form, page by page, of ids in a sorted set."""
+"""Lists in OpenAI's form, page by page, of an index in Redis.
+
+An index is a sorted set for all owners. Its entries have one score and are sorted by their text,
+``<owner>:<time>:<id>``, so those of an owner are together, by the time at which they were made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from redis import Redis
 from redis.utils import str_if_bytes
 from starlette.requests import Request
 
+from omlx_gateway.access import owner_of
 from omlx_gateway.errors import ApiError
 
-_CHUNK = 100
+_CHUNK = 1000
+
+
+def index_entry(owner: str | None, made_at: float, name: str) -> dict[str, float]:
+    """The entry of an id, for ``ZADD``."""
+    return {f"{owner or ''}:{made_at:017.6f}:{name}": 0}
 
 
 def page_of(
@@ -26,7 +37,8 @@ def page_of(
     """The page that a request asks for with ``after``, ``limit`` and ``order``.
 
     Args:
-        document: the entry of an id; None if it has expired, empty if it is not asked for.
+        key: of the index.
+        document: what the list shows of an id; empty if it has gone or is not asked for.
         most: entries of a page.
         usual: entries of a page if the request does not say; else ``most``.
 
@@ -37,28 +49,11 @@ def page_of(
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order: got {order!r:.60}; give asc or desc", param="order")
-    start, after = 0, request.query_params.get("after")
-    if after is not None:
-        rank: Any = (connection.zrevrank if order == "desc" else connection.zrank)(key, after[:80])
-        # Also that of an entry that is not asked for, or is another's.
-        if rank is None or document(after) == {}:
-            raise ApiError(400, f"after: got {after!r:.80}, an unknown id", param="after")
-        start = int(rank) + 1
-    data: list[dict[str, Any]] = []
-    gone: list[str] = []
-    while len(data) <= limit:
-        ids: Any = connection.zrange(key, start, start + _CHUNK - 1, desc=order == "desc")
-        for each in map(str_if_bytes, ids):
-            entry = document(each)
-            if entry is None:
-                gone.append(each)
-            elif entry:
-                data.append(entry)
-        start += _CHUNK
-        if len(ids) < _CHUNK:
-            break
-    if gone:
-        connection.zrem(key, *gone)
+    entries = _entries(connection, key, owner_of(request), desc=order == "desc")
+    ids, after = map(_id_of, entries), request.query_params.get("after")
+    if after is not None and after not in ids:
+        raise ApiError(400, f"after: got {after!r:.80}, an unknown id", param="after")
+    data = list(itertools.islice(filter(None, map(document, ids)), limit + 1))
     shown = data[:limit]
     return {
         "object": "list",
@@ -67,6 +62,44 @@ def page_of(
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(data) > limit,
     }
+
+
+def forget_gone(connection: Redis, key: str, record_key: Callable[[str], str]) -> None:
+    """Take the entries out of an index whose records have expired or were deleted.
+
+    Args:
+        record_key: of an id.
+    """
+    entries = _entries(connection, key, None)
+    while chunk := list(itertools.islice(entries, _CHUNK)):
+        with connection.pipeline(transaction=False) as pipe:
+            for entry in chunk:
+                pipe.exists(record_key(_id_of(entry)))
+            known = pipe.execute()
+        if gone := [entry for entry, found in zip(chunk, known, strict=True) if not found]:
+            connection.zrem(key, *gone)
+
+
+def _entries(
+    connection: Redis, key: str, owner: str | None, *, desc: bool = False
+) -> Iterator[str]:
+    """The entries of an owner; all of them without one."""
+    # ";" comes after ":".
+    low, high = ("-", "+") if owner is None else (f"[{owner}:", f"({owner};")
+    while True:
+        first, last = (high, low) if desc else (low, high)
+        found: Any = connection.zrange(
+            key, first, last, desc=desc, bylex=True, offset=0, num=_CHUNK
+        )
+        entries = [str_if_bytes(each) for each in found]
+        yield from entries
+        if len(entries) < _CHUNK:
+            return
+        low, high = (low, f"({entries[-1]}") if desc else (f"({entries[-1]}", high)
+
+
+def _id_of(entry: str) -> str:
+    return entry.rpartition(":")[2]
 
 
 def _limit(request: Request, most: int, usual: int) -> int:

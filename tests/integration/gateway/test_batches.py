@@ -18,9 +18,13 @@ from openai.types import Batch
 from redis import Redis
 
 from omlx_gateway import outputs
+from omlx_gateway.batches import BATCHES_KEY, shrink_indexes
+from omlx_gateway.files import FILES_KEY
+from omlx_gateway.keys import KeyFile, add_key
 from omlx_gateway.limits import Limits
 from omlx_producer import Producer
 from omlx_producer.bulk import batch as queue_batch
+from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 
@@ -298,6 +302,39 @@ def test_files_and_batches_are_listed_page_by_page(client: OpenAI) -> None:
     for query in ("limit=0", "limit=x", "limit=101", "after=nothing"):
         with pytest.raises(openai.BadRequestError):
             client.get(f"/batches?{query}", cast_to=object)
+
+
+@pytest.mark.usefixtures("known_model")
+def test_lists_have_nothing_to_do_with_those_of_other_keys(
+    redis_url: str, connection: Redis, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    ann, ben = add_key(keys, "ann"), add_key(keys, "ben")
+    with running_gateway(redis_url, keys=KeyFile(keys)) as url:
+        with OpenAI(base_url=f"{url}/v1", api_key=ann) as client:
+            batches = [begin(client, line(f"r{n}")) for n in range(3)]
+        with OpenAI(base_url=f"{url}/v1", api_key=ben) as client:
+            connection.config_resetstat()
+            assert not client.files.list().data
+            assert not client.batches.list().data
+            assert "cmdstat_hgetall" not in connection.info("commandstats")
+            with pytest.raises(openai.BadRequestError, match="unknown id"):
+                client.batches.list(after=batches[0].id)
+
+
+def test_the_indexes_shrink_when_files_and_batches_expire_or_are_deleted(
+    client: OpenAI, connection: Redis
+) -> None:
+    announce(connection)
+    kept, gone = begin(client, line("a")), begin(client, line("b"))
+    assert connection.zcard(FILES_KEY) == 6
+    client.files.delete(gone.input_file_id)
+    # As when it expires.
+    connection.delete(gone.id.replace("batch_", "omlx:batch:"))
+    shrink_indexes(connection)
+    assert connection.zcard(FILES_KEY) == 3
+    assert connection.zcard(BATCHES_KEY) == 1
+    assert [each.id for each in client.batches.list()] == [kept.id]
 
 
 def test_a_deleted_file_is_gone_from_disk_too(client: OpenAI, folder: Path) -> None:
