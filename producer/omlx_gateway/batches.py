@@ -14,7 +14,7 @@ import re
 import time
 from typing import IO, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from redis import Redis
 from redis.utils import str_if_bytes
 from starlette.concurrency import run_in_threadpool
@@ -30,8 +30,8 @@ from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile, output_ids
 from omlx_gateway.pages import forget_gone, index_entry, page_of
 from omlx_producer.bulk.batch import Batch, BatchState
-from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult, describe
-from omlx_producer.wire import GenerationRequest
+from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult
+from omlx_producer.wire import GenerationRequest, RequestPart
 
 BATCHES_KEY = "omlx:http:batches"
 """The index of batches, see `omlx_gateway.pages`."""
@@ -45,10 +45,8 @@ _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 
 
-class NewBatch(BaseModel):
+class NewBatch(RequestPart):
     """The body of a request for a batch."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     input_file_id: str = Field(description="the id of a file")
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"] = Field(
@@ -59,20 +57,6 @@ class NewBatch(BaseModel):
         default=None,
         description="at most 16 texts of 512 characters, with names of 64 characters",
     )
-
-    @classmethod
-    def read(cls, body: dict[str, Any]) -> NewBatch:
-        """Check a body.
-
-        Raises:
-            ApiError: 400, with the field.
-        """
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            name = str(error.errors()[0]["loc"][0])[:80].encode("ascii", "replace").decode()
-            sentence = describe(error, cls, body, "a JSON object")
-            raise ApiError(400, sentence, param=name) from None
 
     def fields(self, owner: str | None) -> dict[str, Any]:
         """What it adds to the hash of its batch.
@@ -163,7 +147,7 @@ async def create(request: Request) -> JSONResponse:
 
 def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     connection, key, owner = Gateway.of(request).blocking, key_of(request), owner_of(request)
-    new = NewBatch.read(body)
+    new = NewBatch.parse(body)
     batch, fields = _batch_of(request), new.fields(owner)
     with _open_input(request, new.input_file_id) as content:
         if not batch.begin(fields):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,6 @@ from redis.exceptions import RedisError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omlx_producer.client.models import ANYWAY
 from omlx_producer.errors import (
     InvalidRequest,
     JobCancelled,
@@ -32,7 +30,6 @@ RETRY_SECONDS = 5
 # OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.
 FINAL = {"X-Should-Retry": "false"}
 log = logging.getLogger("omlx_gateway")
-_FIELD = re.compile(r"([a-z_]+(?:[.\[][\w.\[\]]*)?):")
 
 
 @dataclass
@@ -67,7 +64,8 @@ class NotStored(OSError):
 
 def api_error(error: Exception) -> ApiError:
     """What to answer instead of an exception. One that no request should meet is logged."""
-    sentence = one_line(str(error).removesuffix(ANYWAY))
+    told = error.told(error.field) if isinstance(error, InvalidRequest) else str(error)
+    sentence = one_line(told)
     match error:
         case ApiError():
             return error
@@ -76,8 +74,7 @@ def api_error(error: Exception) -> ApiError:
         case UnknownJob():
             return ApiError(404, sentence, code="job_not_found")
         case InvalidRequest() | JobFailed(code="invalid_request"):
-            found = _FIELD.match(sentence)
-            return ApiError(400, sentence, param=found[1] if found else None)
+            return ApiError(400, sentence, param=error.field or None)
         case JobCancelled():
             return ApiError(409, sentence, "server_error", "job_cancelled", headers=FINAL)
         case JobFailed():

@@ -67,7 +67,7 @@ async def event_stream(
             event = await waiting
             over = event.type != "tokens"
             if isinstance(event, FailedEvent | CancelledEvent):
-                Outcome(event.job_id, event.type, error=event.error).unwrap()
+                Outcome.of_event(event).unwrap()
             for part in _parts(job.id, event, chunks.take(event), cursor):
                 yield part
         yield END

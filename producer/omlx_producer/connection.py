@@ -20,15 +20,16 @@ from omlx_producer.environment import DEFAULT_REDIS_URL, PREFIX
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
 
 # The reasons of redis-py are left out: they may quote the part of the URL that is a password.
-_NO_URL = f"not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
-_RAW_PASSWORD = "has an @ behind a /, ? or #; in a password write %40, %2F, %3F and %23 for them"
-_SENTINEL = "Redis Sentinel is not supported; give the URL of the master that it watches"
-_UNKNOWN_OPTION = (
-    "has an option behind its ? that redis-py does not know; correct or remove it (Redis Sentinel "
-    "is not supported)"
+_NO_URL = "not the URL of a Redis server", f"give one such as {DEFAULT_REDIS_URL}"
+_RAW_PASSWORD = (
+    "has an @ behind a /, ? or #",
+    "in a password write %40, %2F, %3F and %23 for them",
 )
-
-_NO_DATABASE = f"got {{!r}} for the database; give a number, as in {DEFAULT_REDIS_URL}"
+_SENTINEL = "Redis Sentinel is not supported", "give the URL of the master that it watches"
+_UNKNOWN_OPTION = (
+    "has an option behind its ? that redis-py does not know",
+    "correct or remove it (Redis Sentinel is not supported)",
+)
 
 CONNECT_SECONDS = 5.0
 LONGEST_BLOCK_SECONDS = 4.0
@@ -65,7 +66,7 @@ def read_settings(env_file: str | None = None) -> Settings:
     except ValidationError as error:
         value = error.errors()[0]["input"]
         raise InvalidRequest(
-            f"{PREFIX}ALLOW_EVICTION: got {value!r:.60}; give true or false"
+            f"{PREFIX}ALLOW_EVICTION", f"got {value!r:.60}", "give true or false"
         ) from None
 
 
@@ -135,27 +136,29 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 @contextlib.contextmanager
 def _checked(url: str) -> Iterator[None]:
     if not isinstance(url, str):
-        raise InvalidRequest(_no_url(url))
+        raise _not_taken(url)
     try:
         parts = urlsplit(url)
         if "sentinel" in parts.scheme:
-            raise InvalidRequest(f"connection: {_SENTINEL}")
+            raise InvalidRequest("connection", *_SENTINEL)
         if _has_raw_password(parts):
-            raise InvalidRequest(f"connection: {_RAW_PASSWORD}")
+            raise InvalidRequest("connection", *_RAW_PASSWORD)
         yield
         # redis-py takes what is none for 0.
         if parts.scheme != "unix" and not re.fullmatch(r"/?|/[0-9]+/?", parts.path):
-            raise InvalidRequest(f"connection: {_NO_DATABASE.format(parts.path[1:])}")
+            got = f"got {parts.path[1:]!r} for the database"
+            raise InvalidRequest("connection", got, f"give a number, as in {DEFAULT_REDIS_URL}")
     except InvalidRequest:
         raise
     except ValueError:
-        raise InvalidRequest(f"connection: {_NO_URL}") from None
+        raise InvalidRequest("connection", *_NO_URL) from None
     except TypeError:
-        raise InvalidRequest(f"connection: {_UNKNOWN_OPTION}") from None
+        raise InvalidRequest("connection", *_UNKNOWN_OPTION) from None
 
 
-def _no_url(given: object) -> str:
-    return f"connection: got {type(given).__name__}; give a URL such as {DEFAULT_REDIS_URL}"
+def _not_taken(given: object, beside: str = "") -> InvalidRequest:
+    remedy = f"give a URL such as {DEFAULT_REDIS_URL}{beside}"
+    return InvalidRequest("connection", f"got {type(given).__name__}", remedy)
 
 
 def _require_connectable(client: redis.Redis | redis.asyncio.Redis) -> None:
@@ -182,9 +185,9 @@ def require_client(
     """
     if not isinstance(connection, kind):
         package = kind.__module__.removesuffix(".client")
-        raise InvalidRequest(f"{_no_url(connection)}, or a {package}.Redis")
+        raise _not_taken(connection, f", or a {package}.Redis")
     if connection.get_encoder().decode_responses:
-        raise InvalidRequest("connection: has decode_responses=True; give a client without it")
+        raise InvalidRequest("connection", "has decode_responses=True", "give a client without it")
 
 
 def require_suitable(connection: redis.Redis, *, allow_eviction: bool | None) -> None:

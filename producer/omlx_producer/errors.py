@@ -17,24 +17,10 @@ Errors of Redis itself stay redis-py's ``redis.exceptions.RedisError``.
 
 from __future__ import annotations
 
-import difflib
 import reprlib
-from collections.abc import Iterator
-from typing import Any, get_args
-
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
-
-from omlx_producer.terminal import counted
+from typing import Any
 
 LONGEST_SENTENCE = 1000
-LONGEST_PATH = 150
-
-# The fields of requests that may be given under another name.
-_OTHER_NAMES: dict[int | str, str] = {
-    "max_completion_tokens": "max_tokens",
-    "top_logprobs": "logprobs",
-}
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -55,16 +41,40 @@ class OmlxQueueError(Exception):
 class InvalidRequest(OmlxQueueError, ValueError):
     """A request that can never be served. The message names field, value and remedy.
 
+    Attributes:
+        field: the path to what is wrong, such as ``messages[0].content``; None of what is no field.
+        got: what is wrong with it.
+        remedy: what to give instead; "" if ``got`` says it.
+        index: the number of the request, of several that were submitted together.
+
     >>> try:
     ...     producer.submit(prompt="def f(x):", temperature=9)
     ... except InvalidRequest as error:
-    ...     print(error)
-    temperature: got 9; give a number from 0 to 2
+    ...     print(f"{error} ({error.field})")
+    temperature: got 9; give a number from 0 to 2 (temperature)
     """
+
+    index: int | None = None
+
+    def __init__(self, field: str | None, got: str, remedy: str = "") -> None:
+        super().__init__(field, got, remedy)
+        self.field, self.got, self.remedy = field, got, remedy
+
+    def __str__(self) -> str:
+        return self.told(self.field)
+
+    def told(self, field: str | None) -> str:
+        """The sentence with another name for the field."""
+        where = "" if self.index is None else f"request {self.index}: "
+        where += "" if field is None else f"{field}: "
+        return where + "; ".join(filter(None, (self.got, self.remedy)))
 
 
 class ModelNotFound(InvalidRequest):
     """No worker has announced the model. The request can be served once one has.
+
+    Attributes:
+        anyway: whether ``require_known_model=False`` enqueues it before that.
 
     >>> try:
     ...     producer.submit(model="asleep", prompt="def f(x):")
@@ -72,6 +82,11 @@ class ModelNotFound(InvalidRequest):
     ...     print("start a worker")
     start a worker
     """
+
+    anyway = False
+
+    def __str__(self) -> str:
+        return super().__str__() + (", or pass require_known_model=False" if self.anyway else "")
 
 
 class UnsuitableRedis(OmlxQueueError):
@@ -135,6 +150,7 @@ class JobFailed(JobError):
     Attributes:
         code: ``invalid_request`` if another try would fail too, ``expired`` after its completion
             window, else ``failed``.
+        field: the path to what a worker refuses in the request; "" of anything else.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> try:
@@ -143,9 +159,10 @@ class JobFailed(JobError):
     ...     text = f"{error.code}: {error}"
     """
 
-    def __init__(self, job_id: str, message: str, code: str = "failed") -> None:
+    def __init__(self, job_id: str, message: str, code: str = "failed", field: str = "") -> None:
         super().__init__(job_id, message)
         self.code = code
+        self.field = field
 
 
 class JobCancelled(JobError):
@@ -198,44 +215,6 @@ def unquoted(error: Exception) -> Exception:
     return Exception(type(error).__name__).with_traceback(error.__traceback__)
 
 
-def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: str) -> str:
-    """The first problem of a validation error as one sentence: field, value, remedy.
-
-    Every field of the model must have a ``description`` that says what it should hold.
-
-    Args:
-        error: raised while ``data`` was validated.
-        data: the input; says which name it uses for a field that has two.
-        whole: what ``data`` should be.
-    """
-    problems = [(problem, _path(problem)) for problem in error.errors(include_url=False)]
-    first = problems[0][1][:1]
-    # A union reports every branch that failed; the user meant the deepest.
-    problem, path = max((p for p in problems if p[1][:1] == first), key=lambda p: len(p[1]))
-    if problem["type"] == "value_error":
-        sentence = problem["msg"].removeprefix("Value error, ")
-        if not path:
-            return sentence
-        # The sentence begins with a field inside of the path, or is about the path itself.
-        return _spell(path) + (": " if sentence.startswith("got ") else ".") + sentence
-    if not path:
-        return f"request: got {shown(problem['input'])}; give {whole}"
-    owner, expected = _look_up(model, path)
-    other = _OTHER_NAMES.get(path[0]) if len(path) == 1 else None
-    where = other if other and data.get(path[0]) is None else _spell(path)
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), owner.model_fields, n=1)
-        return f"{where}: unknown field; " + (f"did you mean {near[0]}?" if near else "remove it")
-    if problem["type"] == "missing":
-        return f"{where}: missing; give {expected}"
-    if problem["type"] == "string_unicode":
-        expected = "text without lone surrogates, which are no characters"
-    found = shown(problem["input"])
-    if problem["type"] == "string_too_long":
-        found = counted(len(problem["input"]), "character")
-    return f"{where}: got {found}; give {expected}"
-
-
 def shown(value: Any) -> str:
     """A value as a sentence quotes it, shortened."""
     try:
@@ -243,45 +222,3 @@ def shown(value: Any) -> str:
     except ValueError:
         # Python does not write out integers of thousands of digits.
         return "a huge whole number"
-
-
-def _path(problem: ErrorDetails) -> list[int | str]:
-    """The path to a problem: fields, keys and indices, without the branches of unions."""
-    return [part for part in problem["loc"] if not _is_branch(part)]
-
-
-def _is_branch(part: int | str) -> bool:
-    return isinstance(part, str) and (
-        "[" in part or part in {"str", "constrained-str", "ToolChoice"}
-    )
-
-
-def _look_up(model: type[BaseModel], path: list[int | str]) -> tuple[type[BaseModel], str]:
-    """The innermost model along a path, and the description of the innermost known field."""
-    expected = ""
-    for part in path:
-        named = {field.alias or name: field for name, field in model.model_fields.items()}
-        field = named.get(str(part))
-        if field is None:
-            continue
-        expected = field.description or ""
-        model = next(_models_in(field.annotation), model)
-    return model, expected
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _models_in(part)
-
-
-def _spell(path: list[int | str]) -> str:
-    spelled = ""
-    for part in path:
-        if isinstance(part, int):
-            spelled += f"[{part}]"
-        else:
-            name = part if part.isidentifier() and len(part) <= 60 else _SHORT.repr(part)
-            spelled += f".{name}" if spelled else name
-    return spelled if len(spelled) <= LONGEST_PATH else spelled[:LONGEST_PATH] + "..."

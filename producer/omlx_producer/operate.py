@@ -262,7 +262,7 @@ def _require_known(connection: redis.Redis, model: str) -> None:
     known = {*read_models(connection), *queued_models(connection)}
     if model not in known:
         spelled = ", ".join(sorted(known)) or "none"
-        raise ModelNotFound(f"model: got {model!r}, which nobody serves (known: {spelled})")
+        raise ModelNotFound("model", f"got {model!r}, which nobody serves (known: {spelled})")
 
 
 def drain_worker(connection: redis.Redis, worker: str) -> bool:
@@ -281,7 +281,7 @@ def drain_worker(connection: redis.Redis, worker: str) -> bool:
     }
     if worker not in living:
         names = ", ".join(living) or "none"
-        raise InvalidRequest(f"worker: got {worker!r}, which is not running (running: {names})")
+        raise InvalidRequest("worker", f"got {worker!r}, which is not running (running: {names})")
     send_shutdown_command(connection, worker)
     return living[worker].state != "draining"
 
@@ -298,7 +298,9 @@ def requeue_job(connection: redis.Redis, job_id: str) -> None:
         job.requeue()
     except InvalidJobOperation:
         status = job.get_status(refresh=False).value
-        raise InvalidRequest(f"{job_id}: is {status}; only failed jobs can be requeued") from None
+        raise InvalidRequest(
+            None, f"{job_id}: is {status}", "only failed jobs can be requeued"
+        ) from None
     if queue := read_queue_name(job.origin):
         connection.publish(wake_channel(queue[0]), job_id)
 
@@ -318,7 +320,7 @@ def delete_by_id(connection: redis.Redis, job_id: str) -> None:
         return
     job = fetch_job(connection, job_id)
     if job_id.startswith(_ROW_PREFIX):
-        raise InvalidRequest(f"{job_id}: is a row of a batch; cancel or delete the batch")
+        raise InvalidRequest(None, f"{job_id}: is a row of a batch", "cancel or delete the batch")
     runs = job.get_status(refresh=False).value == "started"
     job.delete()
     connection.delete(events_key(job_id))

@@ -218,12 +218,14 @@ class Producer:
         """
         self.require_suitable()
         if priority not in PRIORITIES:
-            raise InvalidRequest(f"priority: got {priority!r}; give {', '.join(PRIORITIES)}")
+            raise InvalidRequest("priority", f"got {priority!r}", f"give {', '.join(PRIORITIES)}")
         checked = check(list(requests), self.models(), require_known_model=require_known_model)
         keys = idempotency_keys or [None] * len(checked)
         if len(keys) != len(checked):
             raise InvalidRequest(
-                f"idempotency_keys: got {len(keys)}; give one for each of {len(checked)} requests"
+                "idempotency_keys",
+                f"got {len(keys)}",
+                f"give one for each of {len(checked)} requests",
             )
         jobs = [
             NewJob.of(request, priority, key, idempotent)

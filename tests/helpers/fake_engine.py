@@ -90,7 +90,7 @@ class FakeEngine:
         length = (1100 if text == GOES_ROUND else 16) if asked is None else asked
         loops = request.repetition_detection
         if len(tokens) + length > CONTEXT:
-            raise InvalidRequest(f"prompt: got {len(tokens)} tokens; at most {CONTEXT} fit")
+            raise InvalidRequest("prompt", f"got {len(tokens)} tokens", f"at most {CONTEXT} fit")
         seed = request.seed if request.seed is not None else zlib.crc32(job_id.encode())
         reply = calls_of(request) if request.calling else None
         return [

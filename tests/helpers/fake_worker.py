@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import redis
@@ -10,6 +12,7 @@ from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
+from omlx_producer.client.outcome import results_key
 from omlx_producer.client.workers import WorkerFigures, server_time, write_figures
 from omlx_producer.wire import (
     GROUP_FIELD,
@@ -180,9 +183,12 @@ class FakeWorker:
         self._end(done if event else None, "finished", Result.Type.SUCCESSFUL, body, None)
         return body
 
-    def fail(self, error: str, *, event: bool = True) -> None:
-        failed = FailedEvent(job_id=self.job_id, n=self.n, error=error)
-        self._end(failed if event else None, "failed", Result.Type.FAILED, None, error)
+    def fail(
+        self, error: str, code: str = "failed", field: str = "", *, event: bool = True
+    ) -> None:
+        cause = {"code": code, "field": field}
+        failed = FailedEvent(job_id=self.job_id, n=self.n, error=error, code=code, field=field)
+        self._end(failed if event else None, "failed", Result.Type.FAILED, None, error, cause)
 
     def stop(self, error: str = "the job was stopped on request") -> None:
         cancelled = CancelledEvent(job_id=self.job_id, n=self.n, error=error)
@@ -195,15 +201,15 @@ class FakeWorker:
         kind: Result.Type,
         body: dict[str, Any] | None,
         error: str | None,
+        cause: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         job = self.job
         with self.connection.pipeline() as pipe:
             if event is not None:
                 self.append(event, pipe=pipe)
-            Result.create(job, kind, 600, return_value=body, exc_string=error, pipeline=pipe)
-            pipe.hset(job.key, "status", status)
-            if group := self.connection.hget(job.key, GROUP_FIELD):
-                last = Result(  # type: ignore[no-untyped-call]
+            last = (
+                dict(cause)
+                | Result(  # type: ignore[no-untyped-call]
                     self.job_id,
                     kind,
                     self.connection,
@@ -211,5 +217,10 @@ class FakeWorker:
                     exc_string=error,
                     serializer=JSONSerializer,
                 ).serialize()
+            )
+            pipe.xadd(results_key(self.job_id), last)
+            pipe.expire(results_key(self.job_id), 600)
+            pipe.hset(job.key, "status", status)
+            if group := self.connection.hget(job.key, GROUP_FIELD):
                 pipe.xadd(ended_key(group.decode()), {"job": self.job_id, "status": status, **last})
             pipe.execute()

@@ -79,7 +79,7 @@ def reach(url: str, *, allow_eviction: bool) -> Redis:
                 "redis-cli CONFIG SET appendonly yes"
             )
     except InvalidRequest as error:
-        fail(USAGE, str(error).replace("connection:", "--redis-url:", 1))
+        fail(USAGE, error.told("--redis-url"))
     except UnsuitableRedis as error:
         fail(UNREACHABLE, str(error))
     except RedisError as error:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Self
 
+from omlx_producer.errors import InvalidRequest, one_line
+from omlx_producer.wire import FailedEvent
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
@@ -20,10 +23,27 @@ from omlx_worker.queue.claim import Claim
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job cannot be served. ``retry`` says whether another try could help."""
+    """The job cannot be served. ``retry`` says whether another try could help.
+
+    Attributes:
+        code: see `omlx_producer.JobFailed`, as for ``field``.
+    """
 
     sentence: str
     retry: bool = True
+    code: str = "failed"
+    field: str = ""
+
+    @classmethod
+    def refusing(cls, error: InvalidRequest) -> Self:
+        """The end of a job whose request can never be served."""
+        return cls(one_line(str(error)), False, "invalid_request", error.field or "")
+
+    def event(self, job_id: str, n: int) -> FailedEvent:
+        """The terminal event after ``n`` tokens."""
+        return FailedEvent(
+            job_id=job_id, n=n, error=self.sentence, code=self.code, field=self.field
+        )
 
 
 @dataclass(frozen=True, slots=True)

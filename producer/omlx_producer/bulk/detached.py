@@ -172,7 +172,7 @@ def require_in_redis(state: BatchState) -> None:
         InvalidRequest: says for what and when they have.
     """
     if state.fetched_at is not None:
-        raise InvalidRequest(fetched_text(state))
+        raise InvalidRequest(None, fetched_text(state))
 
 
 def fetched_text(state: BatchState) -> str:
@@ -188,7 +188,7 @@ def require_free(output: Path, batch: Batch) -> None:
         InvalidRequest: with the remedy.
     """
     if run_path(output).exists():
-        raise InvalidRequest(f"output: {output} belongs to an omlx-submit run; give another")
+        raise InvalidRequest("output", f"{output} belongs to an omlx-submit run", "give another")
     require_output(output)
     require_own_table(output)
     require_batch_output(output, batch.run, batch.results(batch.read()))

@@ -43,7 +43,9 @@ class Given:
             return cls("csv", rows, len(rows))
         if not isinstance(rows, Iterable) or isinstance(rows, Mapping | bytes):
             raise InvalidRequest(
-                f"rows: got {type(rows).__name__}; give a path, a frame, or texts or dictionaries"
+                "rows",
+                f"got {type(rows).__name__}",
+                "give a path, a frame, or texts or dictionaries",
             )
         return cls("jsonl", rows, len(rows) if isinstance(rows, Sized) else None)
 

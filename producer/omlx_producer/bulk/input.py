@@ -191,7 +191,7 @@ def _read(options: RunOptions, stream: IO[bytes]) -> Iterator[Record]:
     records = read_records(stream, options.kind, _delimiter(options))
     first = next(records, None)
     if first is None:
-        raise InvalidRequest(f"{options.input}: holds no rows; give an input that has some")
+        raise InvalidRequest(None, f"{options.input}: holds no rows", "give an input that has some")
     yield first
     yield from records
 

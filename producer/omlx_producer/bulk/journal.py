@@ -105,7 +105,7 @@ def lock(stream: IO[bytes], path: Path) -> None:
     except BlockingIOError:
         stream.close()
         raise InvalidRequest(
-            f"{path}: another omlx-submit is writing it; wait for its end, or end it"
+            None, f"{path}: another omlx-submit is writing it", "wait for its end, or end it"
         ) from None
 
 

@@ -67,7 +67,7 @@ class RunOptions:
                 {"input": name, "kind": kind, "shape": vars(shape), **options}
             )
         except ValidationError as error:
-            raise InvalidRequest(_first_problem(error)) from None
+            raise _first_problem(error) from None
         require_input(name, made.kind)
         if made.delimiter is not None:
             made = replace(made, delimiter=_delimiter(made.delimiter, made.kind))
@@ -104,9 +104,10 @@ class RunOptions:
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"]))
             raise InvalidRequest(
+                None,
                 f"{run_path(output)}: another version of omlx-submit wrote it "
-                f"({place or 'settings'}: {error.errors()[0]['msg']}); use that version, or run "
-                "with another output"
+                f"({place or 'settings'}: {error.errors()[0]['msg']})",
+                "use that version, or run with another output",
             ) from None
 
     @classmethod
@@ -118,7 +119,7 @@ class RunOptions:
         """
         if (found := cls.of_run(real_path(output))) is None:
             raise InvalidRequest(
-                f"{run_path(output)}: missing; give the output of an omlx-submit run"
+                None, f"{run_path(output)}: missing", "give the output of an omlx-submit run"
             )
         return found
 
@@ -141,22 +142,22 @@ def _delimiter(given: str, kind: Format) -> str:
     """
     delimiter = {"tab": "\t", "\\t": "\t"}.get(given.lower(), given)
     if kind != "csv":
-        raise InvalidRequest(f"delimiter: got {given!r}, and the input is no CSV; leave it out")
+        raise InvalidRequest("delimiter", f"got {given!r}, and the input is no CSV", "leave it out")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise InvalidRequest(f"delimiter: got {given!r}; give one character, as in ; or tab")
+        raise InvalidRequest("delimiter", f"got {given!r}", "give one character, as in ; or tab")
     return delimiter
 
 
 _OPTIONS = TypeAdapter(RunOptions)
 
 
-def _first_problem(error: ValidationError) -> str:
-    """The first wrong option: its name, its value and what it must be."""
+def _first_problem(error: ValidationError) -> InvalidRequest:
+    """The first wrong option."""
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][-1]).replace("kind", "format")
     remedy = problem["msg"].replace("Input should be", "give")
     remedy = remedy.replace("greater than or equal to", "at least")
-    return f"{name}: got {shown(problem['input'])}; {remedy}"
+    return InvalidRequest(name, f"got {shown(problem['input'])}", remedy)
 
 
 def require_input(name: str, kind: Format) -> None:
@@ -166,7 +167,7 @@ def require_input(name: str, kind: Format) -> None:
         InvalidRequest: with the remedy.
     """
     if name == "-" and kind == "parquet":
-        raise InvalidRequest("-: Parquet cannot be read from stdin; give a file")
+        raise InvalidRequest(None, "-: Parquet cannot be read from stdin", "give a file")
     if name != "-" and not Path(name).is_file():
         problem = "is no regular file" if Path(name).exists() else "there is no such file"
-        raise InvalidRequest(f"{name}: {problem}; give an input, or - for stdin")
+        raise InvalidRequest(None, f"{name}: {problem}", "give an input, or - for stdin")

@@ -37,7 +37,9 @@ def real_path(output: Path) -> Path:
         return output
     target = Path(os.path.realpath(output))
     if target.is_symlink():
-        raise InvalidRequest(f"{output}: is a link that leads to itself; give another output")
+        raise InvalidRequest(
+            None, f"{output}: is a link that leads to itself", "give another output"
+        )
     return target
 
 
@@ -53,15 +55,17 @@ def require_output(output: Path) -> None:
     """
     if output.suffix.lower() not in OUTPUT_SUFFIXES:
         raise InvalidRequest(
-            f"output: got {str(output)!r}; give a file whose name ends in .jsonl, .csv or .parquet"
+            "output",
+            f"got {str(output)!r}",
+            "give a file whose name ends in .jsonl, .csv or .parquet",
         )
     if output.suffix.lower() == ".parquet":
         import_pyarrow()
     if not output.parent.is_dir():
-        raise InvalidRequest(f"{output}: there is no folder {output.parent}; make it first")
+        raise InvalidRequest(None, f"{output}: there is no folder {output.parent}", "make it first")
     for path in (output, results_path(output), errors_path(output)):
         if path.exists() and not path.is_file():
-            raise InvalidRequest(f"{path}: is not a regular file; give another output")
+            raise InvalidRequest(None, f"{path}: is not a regular file", "give another output")
     for path in (results_path(output), errors_path(output)):
         _require_ours(path)
 
@@ -88,11 +92,12 @@ def require_run_output(output: Path, source: str, *, keep: bool) -> None:
     """
     written = {path.resolve() for path in (output, results_path(output), errors_path(output))}
     if source != "-" and Path(source).resolve() in written:
-        raise InvalidRequest(f"{output}: would write over the input; give another output")
+        raise InvalidRequest(None, f"{output}: would write over the input", "give another output")
     if keep and (source == "-" or not is_table(output)):
         raise InvalidRequest(
-            f"keep: adds the columns of a file to a table; give an input other than -, and an "
-            f"output in .csv or .parquet in place of {output}"
+            "keep",
+            "adds the columns of a file to a table",
+            f"give an input other than -, and an output in .csv or .parquet in place of {output}",
         )
     require_output(output)
     require_own_table(output)
@@ -255,7 +260,9 @@ def _require_ours(path: Path) -> None:
 
 def _foreign(path: Path) -> InvalidRequest:
     return InvalidRequest(
-        f"{path}: exists and holds no results of omlx-submit; give another output, or move it away"
+        None,
+        f"{path}: exists and holds no results of omlx-submit",
+        "give another output, or move it away",
     )
 
 
@@ -325,7 +332,8 @@ class Guard:
         if not self._proven:
             for result in results:
                 if self._is_refused(result):
-                    raise InvalidRequest(result.reason)
+                    got = result.reason.removeprefix(f"{result.field}: ")
+                    raise InvalidRequest(result.field, got)
         self._files.commit(results)
 
     def _is_refused(self, result: RowResult) -> bool:
@@ -333,7 +341,7 @@ class Guard:
             result.code == "invalid_request"
             and isinstance(result.row, Row)
             and result.row.request.constraint == self._constraint
-            and result.reason.startswith(("response_format", "structured_outputs"))
+            and result.field.startswith(("response_format", "structured_outputs"))
         )
 
 
@@ -368,8 +376,9 @@ def require_batch_output(output: Path, run: str, lines: Iterable[bytes]) -> None
 
 def _not_of_batch(place: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{place} is no result of this batch and would be lost; give another output, or move the "
-        "file away"
+        None,
+        f"{place} is no result of this batch and would be lost",
+        "give another output, or move the file away",
     )
 
 

@@ -83,10 +83,10 @@ def format_of(name: str) -> Format:
         return "jsonl"
     suffix = Path(_unzipped(name)).suffix
     if suffix in _SPREADSHEETS:
-        raise InvalidRequest(f"{name}: is a spreadsheet; save it as CSV")
+        raise InvalidRequest(None, f"{name}: is a spreadsheet", "save it as CSV")
     if suffix not in _SUFFIXES:
         raise InvalidRequest(
-            f"{name}: the suffix does not name a format; give --format {'|'.join(FORMATS)}"
+            None, f"{name}: the suffix does not name a format", f"give --format {'|'.join(FORMATS)}"
         )
     return _SUFFIXES[suffix]
 
@@ -171,7 +171,7 @@ def _gzip_errors() -> Iterator[None]:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InvalidRequest(
-            f"the input is no whole gzip file ({error}); compress it again"
+            None, f"the input is no whole gzip file ({error})", "compress it again"
         ) from None
 
 
@@ -184,7 +184,9 @@ def open_input(name: str) -> Iterator[IO[bytes]]:
     """
     if name == "-":
         if sys.stdin is None:
-            raise InvalidRequest("-: stdin is closed; give a file, or pipe the input into it")
+            raise InvalidRequest(
+                None, "-: stdin is closed", "give a file, or pipe the input into it"
+            )
         yield sys.stdin.buffer
         return
     with Path(name).open("rb") as stream:
@@ -206,7 +208,9 @@ def import_pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise InvalidRequest(
-            "Parquet needs pyarrow, which is not installed; pip install 'omlx-queue[parquet]'"
+            None,
+            "Parquet needs pyarrow, which is not installed",
+            "pip install 'omlx-queue[parquet]'",
         ) from None
     return arrow, parquet
 
@@ -230,7 +234,7 @@ def _refuse_foreign(start: bytes) -> None:
     """Refuse an input that begins as no text in UTF-8 does."""
     for mark, what in _FOREIGN.items():
         if start.startswith(mark):
-            raise InvalidRequest(f"the input is {what}")
+            raise InvalidRequest(None, f"the input is {what}")
 
 
 def _read_text(stream: IO[bytes]) -> Iterator[Record]:
@@ -263,8 +267,9 @@ def _read_jsonl(stream: IO[bytes]) -> Iterator[Record]:
             if first and (whole := _WHOLE_JSON.match(record.value)):
                 query = "'.[]'" if whole[1] == "[" else "."
                 raise InvalidRequest(
-                    "the input is JSON over several lines or in a list; write each object on a "
-                    f"line of its own, as jq -c {query} does"
+                    None,
+                    "the input is JSON over several lines or in a list",
+                    f"write each object on a line of its own, as jq -c {query} does",
                 )
             first, parsed = False, _parsed(number, record.value)
             yield replace(parsed, problem=record.problem) if record.problem else parsed
@@ -316,16 +321,17 @@ def _read_csv_text(text: IO[str], delimiter: str | None) -> Iterator[Record]:
         columns = next(reader, None)
     except csv.Error as error:
         raise InvalidRequest(
-            f"the CSV input's first line, which must name the columns, is not CSV ({error}); "
-            "correct it, or name what is between the cells with --delimiter"
+            None,
+            f"the CSV input's first line, which must name the columns, is not CSV ({error})",
+            "correct it, or name what is between the cells with --delimiter",
         ) from None
     if not columns:
-        raise InvalidRequest("the CSV input is empty; its first line must name the columns")
+        raise InvalidRequest(None, "the CSV input is empty", "its first line must name the columns")
     if problem := _stray_byte("".join(columns)):
-        raise InvalidRequest(f"the CSV input's first line is {problem}")
+        raise InvalidRequest(None, f"the CSV input's first line is {problem}")
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
         raise InvalidRequest(
-            f"the CSV input's first line has more than one column {twice[0]!r}; rename one"
+            None, f"the CSV input's first line has more than one column {twice[0]!r}", "rename one"
         )
     while True:
         line = before + reader.line_num + 1
@@ -393,4 +399,6 @@ def _open_parquet(source: Path | IO[bytes]) -> Any:
 
 
 def _no_parquet(error: Exception) -> InvalidRequest:
-    return InvalidRequest(f"the Parquet input cannot be read ({error}); give a whole Parquet file")
+    return InvalidRequest(
+        None, f"the Parquet input cannot be read ({error})", "give a whole Parquet file"
+    )

@@ -31,8 +31,8 @@ NO_MODEL = "model_not_found"
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 _START = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
 _ANY_START = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
-# The field of a sentence about a prompt.
-_PROMPT = re.compile(r"(messages(\[\d+\]\.content)?|prompt)(?=:)")
+# A field that holds a prompt.
+_PROMPT = re.compile(r"messages(\[\d+\]\.content)?|prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,18 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The end of a row: an OpenAI response body, or a code and a sentence."""
+    """The end of a row: an OpenAI response body, or a code and a sentence.
+
+    Attributes:
+        field: of the request that a worker refuses; "" of anything else.
+    """
 
     row: Row | BadRow | BatchRow
     job_id: str
     body: dict[str, Any] | None = None
     code: str = ""
     reason: str = ""
+    field: str = ""
 
     @classmethod
     def of_job(cls, row: Row | BatchRow, outcome: Outcome) -> RowResult:
@@ -150,7 +155,7 @@ class RowResult:
             code, reason = error.code, str(error)
         except JobError as error:
             code, reason = outcome.ending, str(error)
-        return cls(row, outcome.job_id, code=code, reason=reason)
+        return cls(row, outcome.job_id, code=code, reason=reason, field=outcome.field)
 
     @classmethod
     def of_bad(cls, row: BadRow) -> RowResult:
@@ -164,8 +169,10 @@ class RowResult:
         error, response = document["error"], document["response"]
         if error is None:
             return cls(row, response["request_id"], body=response["body"])
-        reason = in_columns(error["message"], row.columns)
-        return cls(row, ID_PREFIX + row.digest, code=error["code"], reason=reason)
+        field, reason = error.get("param", ""), error["message"]
+        if row.columns and is_of_prompt(field):
+            reason = row.columns + reason.removeprefix(field)
+        return cls(row, ID_PREFIX + row.digest, code=error["code"], reason=reason, field=field)
 
     @property
     def ok(self) -> bool:
@@ -264,10 +271,9 @@ def place_of(line: int, custom_id: str | None) -> str:
     return f"line {line}, id {custom_id!r:.80}" if own else f"line {line}"
 
 
-def in_columns(reason: str, columns: str) -> str:
-    """A sentence about a prompt with the columns of the input that it was made of, if any."""
-    found = columns and _PROMPT.match(reason)
-    return f"{columns}{reason[found.end() :]}" if found else reason
+def is_of_prompt(field: str | None) -> bool:
+    """Whether a field of a request is what the columns of an input make."""
+    return _PROMPT.fullmatch(field or "") is not None
 
 
 def digest_of(custom_id: str | None, content: Any) -> str:
@@ -302,6 +308,8 @@ def as_document(result: RowResult) -> dict[str, Any]:
         }
     else:
         error: dict[str, Any] = {"code": result.code, "message": result.reason}
+        if result.field:
+            error["param"] = result.field
         if isinstance(row, BadRow) and not row.own_id:
             error["line"] = row.line
         document["error"] = error

@@ -236,8 +236,9 @@ def _require_agreement(
         return
     if not replace_results:
         raise InvalidRequest(
-            f"{target.path}: has results of other options ({', '.join(changed)}); give those "
-            "again, or another output, or --replace, which keeps a copy"
+            None,
+            f"{target.path}: has results of other options ({', '.join(changed)})",
+            "give those again, or another output, or --replace, which keeps a copy",
         )
     target.keep_copy()
 
@@ -250,6 +251,7 @@ def _require_failed(options: RunOptions, source: Input, target: Output) -> None:
     """
     if target.index.failures() and not source.seen.failed:
         raise InvalidRequest(
-            f"{options.input}: holds none of the rows that failed in {target.path}; "
-            "give the input of that run with --input"
+            None,
+            f"{options.input}: holds none of the rows that failed in {target.path}",
+            "give the input of that run with --input",
         )

@@ -20,12 +20,11 @@ from omlx_producer.bulk.row import (
     Row,
     default_id,
     digest_of,
-    in_columns,
+    is_of_prompt,
     place_of,
 )
 from omlx_producer.client.compiling import require_compilable
 from omlx_producer.client.models import (
-    ANYWAY,
     only_model,
     require_fit,
     require_known,
@@ -98,21 +97,24 @@ class Template:
             parts = list(Formatter().parse(text))
         except ValueError as error:
             raise InvalidRequest(
-                f"template: got {text!r} ({error}); write {{field}} for a field and {{{{ or }}}} "
-                "for a brace"
+                "template",
+                f"got {text!r} ({error})",
+                "write {field} for a field and {{ or }} for a brace",
             ) from None
         for _, name, spec, conversion in parts:
             if name is not None and (spec or conversion or not name):
                 raise InvalidRequest(
-                    f"template: got the field {{{name}...}}; give a name alone, and write "
-                    "{{ or }} for a brace"
+                    "template",
+                    f"got the field {{{name}...}}",
+                    "give a name alone, and write {{ or }} for a brace",
                 )
         self._parts = [(literal, name) for literal, name, _, _ in parts]
         self.columns = [name for _, name in self._parts if name is not None]
         if not self.columns:
             raise InvalidRequest(
-                f"template: got {text!r}, and all prompts would be alike; name a field, as in "
-                '"Summarise: {text}"'
+                "template",
+                f"got {text!r}, and all prompts would be alike",
+                'name a field, as in "Summarise: {text}"',
             )
 
     def empty(self, values: Mapping[str, Any]) -> list[str]:
@@ -138,11 +140,12 @@ class Template:
     def _require_filled(self, values: Mapping[str, Any]) -> None:
         for name in self.empty(values):
             if values.get(name) is not None:
-                raise InvalidRequest(f"{name}: empty; the template needs it, so fill it in")
+                raise InvalidRequest(name, "empty", "the template needs it, so fill it in")
             present = [other for other, value in values.items() if value is not None]
             raise InvalidRequest(
-                f"{name}: the template needs it and the row has none; the row has "
-                f"{', '.join(present) or 'nothing'}"
+                name,
+                "the template needs it and the row has none",
+                f"the row has {', '.join(present) or 'nothing'}",
             )
 
 
@@ -193,9 +196,11 @@ class RowMaker:
         if require_known_model and shape.model is not None:
             require_known(GenerationRequest.parse({"model": shape.model, "prompt": "x"}), models)
         elif require_known_model and not models:
-            raise InvalidRequest(
-                f"no worker has announced a model yet; start one with omlx-worker run{ANYWAY}"
+            missing = ModelNotFound(
+                None, "no worker has announced a model yet", "start one with omlx-worker run"
             )
+            missing.anyway = True
+            raise missing
         self._kind = kind
         self._shape = shape
         self._models = models
@@ -204,7 +209,7 @@ class RowMaker:
         if kind == "text" and (shape.template, shape.id_field) != (None, None):
             option = "id_field" if shape.template is None else "template"
             raise InvalidRequest(
-                f"{option}: a text input has no columns; leave it out, or give --format csv"
+                option, "a text input has no columns", "leave it out, or give --format csv"
             )
         self._batch_lines = kind == "jsonl" and shape.template is None
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
@@ -234,7 +239,7 @@ class RowMaker:
         records = iter(records)
         first = list(itertools.islice(records, FIRST_ROWS))
         if first and all(record.problem for record in first):
-            raise InvalidRequest(f"line {first[0].line}: {first[0].problem}")
+            raise InvalidRequest(None, f"line {first[0].line}: {first[0].problem}")
         values = [record.value for record in first if isinstance(record.value, dict)]
         if values:
             self._require_columns({column: None for value in values for column in value})
@@ -263,8 +268,9 @@ class RowMaker:
                 for name, rows in empty.items()
             )
             raise InvalidRequest(
-                f"empty: missing, and {found}, first in line {line}; give {', '.join(EMPTY[:-1])} "
-                f"or {EMPTY[-1]}"
+                "empty",
+                f"missing, and {found}, first in line {line}",
+                f"give {', '.join(EMPTY[:-1])} or {EMPTY[-1]}",
             )
 
     def _keeps(self, record: Record) -> bool:
@@ -283,7 +289,9 @@ class RowMaker:
         shape, known = self._shape, ", ".join(columns)
         if shape.id_field is not None and shape.id_field not in columns:
             raise InvalidRequest(
-                f"id_field: got {shape.id_field!r}, a column that the input lacks; it has {known}"
+                "id_field",
+                f"got {shape.id_field!r}, a column that the input lacks",
+                f"it has {known}",
             )
         if self._batch_lines and "body" in columns:
             self._require_no_options_of_texts()
@@ -292,22 +300,27 @@ class RowMaker:
         if self._batch_lines:
             if "body" not in columns and PROMPT not in columns:
                 raise InvalidRequest(
+                    None,
                     f"the input holds no OpenAI Batch lines: it has {known}, not body, messages or "
-                    "prompt; for objects of your own give --template"
+                    "prompt",
+                    "for objects of your own give --template",
                 )
             return
         for column in self._template.columns:
             if column not in columns:
                 given = "missing" if shape.template is None else f"got {shape.template!r:.80}"
                 raise InvalidRequest(
-                    f"template: {given}, but the input lacks the column {column}; it has {known}"
+                    "template",
+                    f"{given}, but the input lacks the column {column}",
+                    f"it has {known}",
                 )
 
     def _require_no_options_of_texts(self) -> None:
         if self._shape.raw or self._shape.system is not None:
             raise InvalidRequest(
-                f"{'raw' if self._shape.raw else 'system'}: OpenAI Batch lines have their own "
-                "messages or prompts; leave it out, or give --template for other objects"
+                "raw" if self._shape.raw else "system",
+                "OpenAI Batch lines have their own messages or prompts",
+                "leave it out, or give --template for other objects",
             )
 
     def make(self, record: Record) -> Row | BadRow:
@@ -330,7 +343,7 @@ class RowMaker:
             code = "unparsable" if custom_id is None else "invalid_request"
             if isinstance(error, ModelNotFound):
                 code = NO_MODEL
-            reason = str(error).removesuffix(ANYWAY)
+            reason = error.told(error.field)
             return _bad(record, custom_id, code, reason, own_id=custom_id is not None)
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
@@ -361,12 +374,13 @@ class RowMaker:
             given = str(given)
         if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID_CHARACTERS:
             raise InvalidRequest(
-                f"{name}: {_found(values, name)}; give text of 1 to {MAX_ID_CHARACTERS} characters"
+                name, _found(values, name), f"give text of 1 to {MAX_ID_CHARACTERS} characters"
             )
         if any("\ud800" <= character <= "\udfff" for character in given):
             raise InvalidRequest(
-                f"{name}: got {given!r:.80}; give text without lone surrogates, which are no "
-                "characters"
+                name,
+                f"got {given!r:.80}",
+                "give text without lone surrogates, which are no characters",
             )
         return given
 
@@ -393,7 +407,7 @@ class RowMaker:
                     columns = ", ".join(dict.fromkeys(self._template.columns))
                     text = self._prompt(values or {})
                 if not text:
-                    raise InvalidRequest(f"{columns}: empty; give text")
+                    raise InvalidRequest(columns, "empty", "give text")
                 fields = own | text_fields(text, chat=self._chats(model), system=shape.system)
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
@@ -436,7 +450,7 @@ class RowMaker:
                 raise
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(
-                    f"{MESSAGES}: not JSON ({error}); give a list of messages"
+                    MESSAGES, f"not JSON ({error})", "give a list of messages"
                 ) from None
         messages, system = fields[MESSAGES], self._shape.system
         if system and isinstance(messages, list) and messages and not _has_system(messages[0]):
@@ -456,7 +470,9 @@ class RowMaker:
             request = GenerationRequest.parse(fields)
             require_fit(request, self._models)
         except InvalidRequest as error:
-            raise InvalidRequest(in_columns(str(error), columns)) from None
+            if columns and is_of_prompt(error.field):
+                error.field = columns
+            raise
         if self._require_known:
             require_known(request, self._models)
         require_template(request, self._models)
@@ -471,14 +487,14 @@ def _batch_body(line: dict[str, Any]) -> dict[str, Any]:
     """The body of an OpenAI Batch line."""
     url, body = line.get("url"), line.get("body")
     if line.get("method", "POST") != "POST":
-        raise InvalidRequest(f"method: got {line['method']!r:.80}; give 'POST'")
+        raise InvalidRequest("method", f"got {line['method']!r:.80}", "give 'POST'")
     if not isinstance(url, str) or url not in _FIELD_OF_URL:
-        raise InvalidRequest(f"url: {_found(line, 'url')}; give {' or '.join(_FIELD_OF_URL)}")
+        raise InvalidRequest("url", _found(line, "url"), f"give {' or '.join(_FIELD_OF_URL)}")
     if not isinstance(body, dict):
-        raise InvalidRequest(f"body: {_found(line, 'body')}; give a JSON object")
+        raise InvalidRequest("body", _found(line, "body"), "give a JSON object")
     wanted = _FIELD_OF_URL[url]
     if wanted not in body:
-        raise InvalidRequest(f"body.{wanted}: missing; {url} needs it")
+        raise InvalidRequest(f"body.{wanted}", "missing", f"{url} needs it")
     return chat_fields(body) if url == RESPONSES_URL else dict(body)
 
 

@@ -33,7 +33,6 @@ from omlx_producer.cli.common import (
     fail,
     file_error,
 )
-from omlx_producer.client.models import ANYWAY
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.errors import (
@@ -41,6 +40,7 @@ from omlx_producer.errors import (
     JobCancelled,
     JobFailed,
     JobTimeout,
+    ModelNotFound,
     OmlxQueueError,
     UnknownJob,
     UnsuitableRedis,
@@ -147,12 +147,12 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
         url = redis_url(given_url, DOTENV)
         producer = Producer(url, allow_eviction=settings.omlx_queue_allow_eviction)
     except InvalidRequest as error:
-        fail(INVALID, str(error).replace("connection:", "--redis-url:", 1))
+        fail(INVALID, error.told("--redis-url"))
     with producer:
         try:
             yield producer
         except InvalidRequest as error:
-            fail(INVALID, _name_option(str(error)))
+            fail(INVALID, _with_option(error))
         except UnknownJob as error:
             fail(INVALID, str(error))
         except UnsuitableRedis as error:
@@ -222,30 +222,22 @@ def with_command(*words: str, stdin: bool = False) -> str:
     return f"with {' and '.join(needs)}".rstrip() + f": {shlex.join(command)}"
 
 
-def _name_option(message: str) -> str:
-    """The message of an `InvalidRequest` with the command's option in place of the field."""
+def _with_option(error: InvalidRequest) -> str:
+    """The sentence of an error, with the command's option in place of the field."""
     context = click.get_current_context()
-    anyway = ", or pass --queue-anyway" if "queue_anyway" in context.params else ""
-    message = message.replace(ANYWAY, anyway)
-    # A file may have the name of a field.
-    files = filter(None, map(context.params.get, ("input", "output", "source")))
-    if message.startswith(tuple(map(str, files))):
-        return message
-    # What an option holds is a field's part here, or the field of a part.
-    own = message.removeprefix("structured_outputs.")
-    own = own.replace("response_format.json_schema.schema.", "response_format: ", 1)
     first = "prompt" if context.params.get("system") is None else "system"
-    own = re.sub(r"^messages\[0\]\.content:", f"{first}:", own)
-    own = re.sub(r"^messages(\[1\]\.content)?:", "prompt:", own)
-    own = own.replace("structured_outputs: the regular", "regex: the regular", 1)
-    own = own.replace("structured_outputs: the list of choices", "choice: the list of choices", 1)
-    field = re.match(r"\w*", own)[0]  # type: ignore[index]
+    texts = {"messages": "prompt", "messages[0].content": first, "messages[1].content": "prompt"}
+    field = texts.get(error.field or "", error.field or "")
+    # What an option holds is a field's part here, or the field of a part.
+    field = field.removeprefix("structured_outputs.")
+    field = field.replace("response_format.json_schema.schema.", "response_format: ", 1)
+    told = error.told(error.field)
     for param in context.command.params:
-        if param.name == field == "prompt":
-            return own.replace("prompt:", "PROMPT:", 1)
-        if param.name == field and isinstance(param, click.Option):
-            option = max(param.opts, key=len)
-            # The key of a repeatable ID=VALUE follows its option.
-            rest = re.sub(r"^\.'([^']+)':", r" \1:", own.removeprefix(field))
-            return (option + rest).replace("give logprobs: true too", "give --logprobs too")
-    return message
+        rest = field.removeprefix(param.name or "")
+        if rest == field or rest[:1].isidentifier():
+            continue
+        name = max(param.opts, key=len) if isinstance(param, click.Option) else "PROMPT"
+        # The key of a repeatable ID=VALUE follows its option.
+        told = error.told(name + re.sub(r"^\.'([^']+)'$", r" \1", rest))
+    anyway = isinstance(error, ModelNotFound) and error.anyway and "queue_anyway" in context.params
+    return f"{told}, or pass --queue-anyway" if anyway else told

@@ -13,10 +13,9 @@ from redis.utils import str_if_bytes
 from rq.job import Job
 
 from omlx_producer.cli.common import program_name
-from omlx_producer.client.outcome import WAITING, failure_code
+from omlx_producer.client.outcome import WAITING, Outcome
 from omlx_producer.client.waiting import queue_key
 from omlx_producer.client.workers import living, workers_key
-from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.operate import PAUSED_KEY
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.producer import Producer
@@ -200,16 +199,14 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
                 write(event.model_dump_json() + "\n")
             else:
                 writer.write(event)
-    failed = isinstance(event, FailedEvent | CancelledEvent)
+    failed = event if isinstance(event, FailedEvent | CancelledEvent) else None
     if not as_json:
         if not writer.wrote and not failed:
             # Short bulk jobs publish no tokens, and streams expire.
             writer.write_body(producer.result(job_id))
         writer.end()
-    if isinstance(event, FailedEvent):
-        raise JobFailed(job_id, event.error, failure_code(event.error))
-    if isinstance(event, CancelledEvent):
-        raise JobCancelled(job_id, event.error)
+    if failed:
+        Outcome.of_event(failed).unwrap()
 
 
 def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:

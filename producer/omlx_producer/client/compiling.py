@@ -58,9 +58,8 @@ def require_compilable(request: GenerationRequest) -> None:
     except ValueError as raised:
         error = str(raised)
     if error:
-        field = "response_format" if request.response_format else "structured_outputs"
-        reason = plain_reason(error)
-        raise InvalidRequest(f"{field}: the {kind} cannot be compiled ({reason}); change it")
+        got = f"the {kind} cannot be compiled ({plain_reason(error)})"
+        raise InvalidRequest(request.constraint_field, got, "change it")
 
 
 def grammar_of_schema(schema: str) -> str:

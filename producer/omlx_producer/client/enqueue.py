@@ -66,7 +66,7 @@ class Limits:
             seconds, or_never = getattr(self, name), "" if name == "job_timeout" else ", or -1"
             if type(seconds) is not int or not (seconds >= 1 or (or_never and seconds == -1)):
                 raise InvalidRequest(
-                    f"{name}: got {seconds!r}; give whole seconds from 1 on{or_never}"
+                    name, f"got {seconds!r}", f"give whole seconds from 1 on{or_never}"
                 )
 
 
@@ -114,15 +114,18 @@ def job_id_of(key: str) -> str:
         InvalidRequest: if the key is empty, too long or not UTF-8.
     """
     if not isinstance(key, str):
-        raise InvalidRequest(f"idempotency_key: got {key!r}; give a text")
+        raise InvalidRequest("idempotency_key", f"got {key!r}", "give a text")
     if not 1 <= len(key) <= LONGEST_KEY:
-        raise InvalidRequest(f"idempotency_key: got {len(key)} characters; give 1 to {LONGEST_KEY}")
+        raise InvalidRequest(
+            "idempotency_key", f"got {len(key)} characters", f"give 1 to {LONGEST_KEY}"
+        )
     try:
         return f"once-{_digest(key)}"
     except UnicodeEncodeError:
         raise InvalidRequest(
-            f"idempotency_key: got {key!r:.60}; give text without lone surrogates, which are no "
-            "characters"
+            "idempotency_key",
+            f"got {key!r:.60}",
+            "give text without lone surrogates, which are no characters",
         ) from None
 
 
@@ -242,8 +245,9 @@ def _is_request_of(wire: Any, job: NewJob) -> bool:
 
 def _taken(job_id: str) -> InvalidRequest:
     return InvalidRequest(
-        f"idempotency_key: job {job_id} has the same key and another request; "
-        "give each request its own key"
+        "idempotency_key",
+        f"job {job_id} has the same key and another request",
+        "give each request its own key",
     )
 
 

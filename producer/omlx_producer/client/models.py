@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 RECENT_SECONDS = 60.0
 """Workers announce their model more often. One that is this far behind another has none."""
 
-ANYWAY = ", or pass require_known_model=False"
-"""The other remedy for a model that nobody has announced, in Python. Commands have an option."""
-
 
 def read_models(connection: redis.Redis, *, live: bool = False) -> dict[str, ModelInfo]:
     """The models that workers have announced, by alias.
@@ -64,11 +61,12 @@ def only_model(models: Mapping[str, ModelInfo]) -> str:
         return recent[0]
     if not recent:
         raise InvalidRequest(
-            "model: missing, and no worker has announced one yet; name one, or start a worker "
-            "with omlx-worker run"
+            "model",
+            "missing, and no worker has announced one yet",
+            "name one, or start a worker with omlx-worker run",
         )
     raise InvalidRequest(
-        f"model: missing, but workers have announced several; give one of {_spell(recent)}"
+        "model", "missing, but workers have announced several", f"give one of {_spell(recent)}"
     )
 
 
@@ -80,11 +78,13 @@ def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -
     """
     if request.model in models:
         return
-    raise ModelNotFound(
-        f"model: got {request.model!r}, which no worker has announced (known: "
-        f"{_spell(models) or 'none'}); start a worker with omlx-worker run --model-alias "
-        f"{request.model}{ANYWAY}"
+    missing = ModelNotFound(
+        "model",
+        f"got {request.model!r}, which no worker has announced (known: {_spell(models) or 'none'})",
+        f"start a worker with omlx-worker run --model-alias {request.model}",
     )
+    missing.anyway = True
+    raise missing
 
 
 def takes_chats(models: Mapping[str, ModelInfo], alias: str) -> bool:
@@ -101,8 +101,9 @@ def require_template(request: GenerationRequest, models: Mapping[str, ModelInfo]
     """
     if request.messages is not None and not takes_chats(models, request.model):
         raise InvalidRequest(
-            f"messages: {request.model} has no chat template; give a prompt instead, without a "
-            "system message or tools"
+            "messages",
+            f"{request.model} has no chat template",
+            "give a prompt instead, without a system message or tools",
         )
 
 
@@ -126,8 +127,9 @@ def require_fit(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> 
         what = f"{len(text)} characters, which are at least "
     if tokens > info.context_length:
         raise InvalidRequest(
-            f"{field}: got {what}{tokens} tokens; give at most the {info.context_length} tokens "
-            f"of the context of {request.model}"
+            field,
+            f"got {what}{tokens} tokens",
+            f"give at most the {info.context_length} tokens of the context of {request.model}",
         )
 
 
@@ -149,8 +151,8 @@ def check(
             require_template(request, models)
             require_fit(request, models)
         except InvalidRequest as error:
-            where = f"request {index}: " if len(requests) > 1 else ""
-            raise type(error)(f"{where}{error}") from None
+            error.index = index if len(requests) > 1 else None
+            raise
         checked.append(request)
     return checked
 

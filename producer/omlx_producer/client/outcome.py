@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,6 @@ from omlx_producer.wire import (
     CancelledEvent,
     DoneEvent,
     FailedEvent,
-    GenerationRequest,
     TerminalEvent,
     events_key,
     tokens_channel,
@@ -70,20 +68,6 @@ _NO_REASON: dict[Ending, str] = {
 
 EXPIRED = "the job did not finish within its completion_window; give it a longer one"
 
-# How a worker's refusal of a request begins: with the field.
-_FIELD = re.compile(r"([a-z_]+)[:.\[]")
-
-
-def failure_code(reason: str) -> str:
-    """The code of a failed job, from the sentence that says why; see `JobFailed`."""
-    if reason == EXPIRED:
-        return "expired"
-    field = _FIELD.match(reason)
-    refused = field is not None and field[1] in {*GenerationRequest.model_fields, "request"}
-    if refused or reason.startswith("the job's payload "):
-        return "invalid_request"
-    return "failed"
-
 
 def unknown_job(job_id: str) -> UnknownJob:
     return UnknownJob(f"no job has the id {job_id!r}: check the id, or its result has expired")
@@ -107,12 +91,25 @@ def timed_out(job_id: str, timeout: float | None) -> JobTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a job: an OpenAI response body, or a sentence that says why there is none."""
+    """The end of a job: an OpenAI response body, or a sentence that says why there is none.
+
+    Attributes:
+        code: of a failure, and ``field``: see `JobFailed`.
+    """
 
     job_id: str
     ending: Ending
     body: Any = None
     error: str = ""
+    code: str = "failed"
+    field: str = ""
+
+    @classmethod
+    def of_event(cls, event: FailedEvent | CancelledEvent) -> Outcome:
+        """What the event of a job without a result says."""
+        if isinstance(event, FailedEvent):
+            return cls(event.job_id, "failed", None, event.error, event.code, event.field)
+        return cls(event.job_id, "cancelled", error=event.error)
 
     def unwrap(self) -> Completion:
         """The result.
@@ -123,7 +120,7 @@ class Outcome:
             MalformedResult: if its result is not a response body.
         """
         if self.ending == "failed":
-            raise JobFailed(self.job_id, self.error, failure_code(self.error))
+            raise JobFailed(self.job_id, self.error, self.code, self.field)
         if self.ending == "cancelled":
             raise JobCancelled(self.job_id, self.error)
         try:
@@ -144,7 +141,9 @@ class Outcome:
             MalformedResult: if the job finished, but its result is not a response body.
         """
         if self.ending == "failed":
-            return FailedEvent(job_id=self.job_id, n=cursor, error=self.error)
+            return FailedEvent(
+                job_id=self.job_id, n=cursor, error=self.error, code=self.code, field=self.field
+            )
         if self.ending == "cancelled":
             return CancelledEvent(job_id=self.job_id, n=cursor, error=self.error)
         completion = self.unwrap()
@@ -224,7 +223,8 @@ def read_payload(job_id: str, ending: Ending, payload: Mapping[bytes, bytes]) ->
     except zlib.error:
         raise _malformed(job_id, "not written by RQ") from None
     lines = error.strip().splitlines() or [_NO_REASON[ending]]
-    return Outcome(job_id, ending, body=body, error=lines[-1])
+    code, field = (payload.get(name, b"").decode(errors="replace") for name in (b"code", b"field"))
+    return Outcome(job_id, ending, body, lines[-1], code or "failed", field)
 
 
 def find_outcome(

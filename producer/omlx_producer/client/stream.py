@@ -270,7 +270,9 @@ class Delivered:
 
     def __init__(self, job_id: str, cursor: int) -> None:
         if type(cursor) is not int or not 0 <= cursor <= _MOST_TOKENS:
-            raise InvalidRequest(f"cursor: got {cursor!r}; give the n of an event, or 0 to start")
+            raise InvalidRequest(
+                "cursor", f"got {cursor!r}", "give the n of an event, or 0 to start"
+            )
         require_job_id(job_id)
         self.job_id = job_id
         self.base = cursor

@@ -98,7 +98,7 @@ from omlx_producer.wire.request import (
     ReasoningEffort,
     text_fields,
 )
-from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS
+from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS, RequestPart
 from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
@@ -141,6 +141,7 @@ __all__ = [
     "PromptTokensDetails",
     "ReasoningEffort",
     "RepetitionDetection",
+    "RequestPart",
     "ResponseFormat",
     "Speculation",
     "StructuredOutputs",

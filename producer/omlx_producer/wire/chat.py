@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.events import ToolCall
 from omlx_producer.wire.openai_fields import fold_message, fold_part
 from omlx_producer.wire.request_part import RequestPart, Text
@@ -58,22 +59,25 @@ class Message(RequestPart):
     @model_validator(mode="after")
     def _check_calls(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(
-                f"tool_calls: given in a message of the {self.role}; only the assistant calls"
+            raise InvalidRequest(
+                "tool_calls", f"given in a message of the {self.role}", "only the assistant calls"
             )
         if self.tool_call_id is not None and self.role != "tool":
-            raise ValueError(
-                f"tool_call_id: given in a message of the {self.role}; give it in those of a tool"
+            raise InvalidRequest(
+                "tool_call_id",
+                f"given in a message of the {self.role}",
+                "give it in those of a tool",
             )
         if self.tool_call_id is None and self.role == "tool":
-            raise ValueError(
-                "tool_call_id: missing; give the id of the call that the message answers"
+            raise InvalidRequest(
+                "tool_call_id", "missing", "give the id of the call that the message answers"
             )
         for index, call in enumerate(self.tool_calls or ()):
             if not isinstance(call.function.parsed, dict):
-                raise ValueError(
-                    f"tool_calls[{index}].function.arguments: got "
-                    f"{call.function.arguments[:60]!r}; give a JSON object as text"
+                raise InvalidRequest(
+                    f"tool_calls[{index}].function.arguments",
+                    f"got {call.function.arguments[:60]!r}",
+                    "give a JSON object as text",
                 )
         return self
 

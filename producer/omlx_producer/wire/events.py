@@ -293,12 +293,18 @@ class DoneEvent(_TerminalEvent):
 class FailedEvent(_TerminalEvent):
     """The job failed; ``error`` is one sentence.
 
+    Attributes:
+        code: see `omlx_producer.JobFailed`.
+        field: the path to what the worker refuses in the request, with which ``error`` begins.
+
     >>> FailedEvent(job_id="j1", n=0, error="the device was lost").type
     'failed'
     """
 
     type: Literal["failed"] = "failed"
     error: str
+    code: str = "failed"
+    field: str = ""
 
 
 class CancelledEvent(_TerminalEvent):

@@ -18,7 +18,7 @@ _MOST_NUMBERS = MAX_VALUES + MAX_PROMPT_CHARACTERS
 _MOST_MARKS = 4 * MAX_VALUES
 # Other threads run between two blocks.
 _BLOCK = 2**16
-_MANY = f"request: holds more than {MAX_VALUES} values beside its prompt; shorten it"
+_MANY = "request", f"holds more than {MAX_VALUES} values beside its prompt", "shorten it"
 
 
 def read_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
@@ -45,9 +45,9 @@ def _require_few_marks(text: str) -> None:
         commas += outside.count(",")
         marks += sum(map(outside.count, "[{:"))
         if marks + quotes // 2 > _MOST_MARKS:
-            raise InvalidRequest(_MANY)
+            raise InvalidRequest(*_MANY)
         if commas > _MOST_NUMBERS:
-            raise InvalidRequest(f"request: holds more than {_MOST_NUMBERS} values; shorten it")
+            raise InvalidRequest("request", f"holds more than {_MOST_NUMBERS} values", "shorten it")
 
 
 def require_few_values(request: Mapping[Any, Any]) -> None:
@@ -65,11 +65,13 @@ def require_few_values(request: Mapping[Any, Any]) -> None:
                 continue
             if level > MAX_LEVELS:
                 raise InvalidRequest(
-                    f"{name!s:.60}: got more than {MAX_LEVELS} levels; give at most {MAX_LEVELS}"
+                    f"{name!s:.60}",
+                    f"got more than {MAX_LEVELS} levels",
+                    f"give at most {MAX_LEVELS}",
                 )
             left -= len(value)
             if left >= 0:
                 held = value.values() if isinstance(value, dict) else value
                 waiting += [(item, level + 1) for item in held]
     if left < 0:
-        raise InvalidRequest(_MANY)
+        raise InvalidRequest(*_MANY)

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Iterator
 from typing import Any
 
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.request_part import json_text, levels
 
 MAX_CONSTRAINT_CHARACTERS = 100_000
@@ -32,18 +33,20 @@ def require_schema(field: str, schema: dict[str, Any]) -> str:
     """
     text = json_text(field, schema)
     if len(text) > MAX_CONSTRAINT_CHARACTERS:
-        raise ValueError(
-            f"{field}: got a schema of {len(text)} characters; give at most "
-            f"{MAX_CONSTRAINT_CHARACTERS}"
+        raise InvalidRequest(
+            field,
+            f"got a schema of {len(text)} characters",
+            f"give at most {MAX_CONSTRAINT_CHARACTERS}",
         )
     if (depth := levels(schema)) > MAX_SCHEMA_LEVELS:
-        raise ValueError(
-            f"{field}: got a schema of {depth} levels; give at most {MAX_SCHEMA_LEVELS}, as with "
-            "$defs and $ref"
+        raise InvalidRequest(
+            field,
+            f"got a schema of {depth} levels",
+            f"give at most {MAX_SCHEMA_LEVELS}, as with $defs and $ref",
         )
     for path, problem in _problems(schema, field, schema):
         shown = path if len(path) <= MAX_PATH else f"{path[:MAX_PATH]}..."
-        raise ValueError(f"{shown}: {problem}")
+        raise InvalidRequest(shown, problem)
     return text
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from omlx_producer.errors import InvalidRequest, shown
+
 IGNORED = frozenset(
     {
         "metadata",
@@ -26,21 +28,21 @@ IGNORED = frozenset(
 IGNORED_IN_MESSAGES = frozenset({"annotations", "refusal"})
 IGNORED_IN_PARTS = frozenset({"prompt_cache_breakpoint"})
 
-_FUNCTIONS = "no longer OpenAI's; give tools and tool_choice instead"
+_FUNCTIONS = ("no longer OpenAI's", "give tools and tool_choice instead")
 REFUSED = {
-    "audio": "only text is generated; remove it",
-    "best_of": "not supported; give n for several choices",
+    "audio": ("only text is generated", "remove it"),
+    "best_of": ("not supported", "give n for several choices"),
     "function_call": _FUNCTIONS,
     "functions": _FUNCTIONS,
-    "modalities": 'only text is generated; give ["text"] or remove it',
-    "moderation": "not supported; remove it",
-    "suffix": "not supported; remove it",
-    "verbosity": "not supported; ask for the length in the prompt",
-    "web_search_options": "web search is not supported; remove it",
+    "modalities": ("only text is generated", 'give ["text"] or remove it'),
+    "moderation": ("not supported", "remove it"),
+    "suffix": ("not supported", "remove it"),
+    "verbosity": ("not supported", "ask for the length in the prompt"),
+    "web_search_options": ("web search is not supported", "remove it"),
 }
 REFUSED_IN_MESSAGES = {
-    "audio": "only text is read; remove it",
-    "function_call": "no longer OpenAI's; give tool_calls instead",
+    "audio": ("only text is read", "remove it"),
+    "function_call": ("no longer OpenAI's", "give tool_calls instead"),
 }
 
 # Values that ask for what happens anyway.
@@ -64,19 +66,19 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     has no effect.
 
     Raises:
-        ValueError: one sentence that begins with the field; so do the functions below.
+        InvalidRequest: names the field; so do the functions below.
     """
     kept = _counting(fields, IGNORED, REFUSED)
     scores = "prompt_logprobs" in kept or (kept.get("echo") and kept.get("logprobs") is not None)
     for name in ("max_tokens", "max_completion_tokens"):
         if not scores and type(kept.get(name)) is int and kept[name] == 0:
-            raise ValueError(
-                f"{name}: got 0 without prompt_logprobs; give a whole number from 1 to 2147483647"
+            raise InvalidRequest(
+                name, "got 0 without prompt_logprobs", "give a whole number from 1 to 2147483647"
             )
     if "max_tokens" in kept:
         if "max_completion_tokens" in kept:
-            raise ValueError(
-                "max_tokens: given beside max_completion_tokens, the same setting; give one"
+            raise InvalidRequest(
+                "max_tokens", "given beside max_completion_tokens, the same setting", "give one"
             )
         kept["max_completion_tokens"] = kept.pop("max_tokens")
     if "reasoning" in kept:
@@ -89,8 +91,8 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     prompt, logprobs = kept.get("prompt"), kept.get("logprobs")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
-            raise ValueError(
-                f"prompt: got a list of {len(prompt)} prompts; give each a request of its own"
+            raise InvalidRequest(
+                "prompt", f"got a list of {len(prompt)} prompts", "give each a request of its own"
             )
         kept["prompt"] = prompt[0]
     if prompt is not None and type(logprobs) is int and "top_logprobs" not in kept:
@@ -104,14 +106,18 @@ _REASONING = {"max_tokens": "thinking_token_budget", "effort": "reasoning_effort
 def _of_reasoning(given: Any, beside: Collection[str]) -> dict[str, Any]:
     """The fields that OpenRouter's ``reasoning`` stands for."""
     if not isinstance(given, dict):
-        raise ValueError('reasoning: give an object such as {"max_tokens": 2000}')
+        raise InvalidRequest(
+            "reasoning", f"got {shown(given)}", 'give an object such as {"max_tokens": 2000}'
+        )
     fields = {}
     for name, value in given.items():
         if name not in _REASONING:
-            raise ValueError(f"reasoning.{name}: unknown field; give max_tokens or effort")
+            raise InvalidRequest(f"reasoning.{name}", "unknown field", "give max_tokens or effort")
         if _REASONING[name] in beside:
-            raise ValueError(
-                f"reasoning.{name}: given beside {_REASONING[name]}, the same setting; give one"
+            raise InvalidRequest(
+                f"reasoning.{name}",
+                f"given beside {_REASONING[name]}, the same setting",
+                "give one",
             )
         if value is not None:
             fields[_REASONING[name]] = value
@@ -142,7 +148,7 @@ def ignored_fields(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _counting(
-    fields: Mapping[Any, Any], ignored: Collection[str], refused: Mapping[str, str]
+    fields: Mapping[Any, Any], ignored: Collection[str], refused: Mapping[str, tuple[str, str]]
 ) -> dict[Any, Any]:
     """The fields that are neither null, nor ignored, nor refused ones at their defaults."""
     kept = {}
@@ -150,6 +156,6 @@ def _counting(
         if value is None or name in ignored or value in _DEFAULTS.get(name, ()):
             continue
         if name in refused:
-            raise ValueError(f"{name}: {refused[name]}")
+            raise InvalidRequest(name, *refused[name])
         kept[name] = value
     return kept

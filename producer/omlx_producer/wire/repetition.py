@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.request_part import RequestPart
 
 MAX_PATTERN_SIZE = 1024
@@ -45,13 +46,14 @@ class RepetitionDetection(RequestPart):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.min_pattern_size > self.max_pattern_size:
-            raise ValueError(
-                f"min_pattern_size: got {self.min_pattern_size}; give at most max_pattern_size"
+            raise InvalidRequest(
+                "min_pattern_size", f"got {self.min_pattern_size}", "give at most max_pattern_size"
             )
         if self.max_pattern_size and self.min_count < 2:
-            raise ValueError(
-                f"min_count: got {self.min_count}; give at least 2, or max_pattern_size 0 to "
-                "detect nothing"
+            raise InvalidRequest(
+                "min_count",
+                f"got {self.min_count}",
+                "give at least 2, or max_pattern_size 0 to detect nothing",
             )
         return self
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from omlx_producer.errors import InvalidRequest, describe
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message
 from omlx_producer.wire.json_limits import require_few_values
 from omlx_producer.wire.keys import JOB_FUNCTION
@@ -36,7 +36,6 @@ DEFAULT_MAX_TOKENS = 256
 """Of a prompt that sets no limit."""
 DEFAULT_CHAT_TOKENS = 4096
 """Of a chat that sets no limit, at most, unless its worker has another `--default-max-tokens`."""
-REQUEST_SHAPE = 'a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
 
 
 ModelAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$")]
@@ -93,6 +92,8 @@ class GenerationRequest(RequestPart):
     >>> producer.submit(request).queue
     'omlx:fake:default'
     """
+
+    shape: ClassVar[str] = 'a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
 
     model: ModelAlias = Field(
         description="a model's alias, 1 to 200 letters, digits and any of . _ @ / -"
@@ -230,42 +231,49 @@ class GenerationRequest(RequestPart):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.messages is None and self.prompt is None:
-            raise ValueError("prompt: missing; give a prompt or messages")
+            raise InvalidRequest("prompt", "missing", "give a prompt or messages")
         if self.messages is None and self.thinking_token_budget is not None:
-            raise ValueError("thinking_token_budget: given with a prompt; give messages instead")
+            raise InvalidRequest(
+                "thinking_token_budget", "given with a prompt", "give messages instead"
+            )
         if self.messages is not None and self.prompt is not None:
-            raise ValueError("prompt: given beside messages; give only one of the two")
+            raise InvalidRequest("prompt", "given beside messages", "give only one of the two")
         if self.messages is not None:
             characters = sum(message.characters for message in self.messages)
             if characters == 0:
-                raise ValueError("messages: none has any text; give at least one with text")
+                raise InvalidRequest("messages", "none has any text", "give at least one with text")
             if characters > MAX_PROMPT_CHARACTERS:
-                raise ValueError(
-                    f"messages: got {characters} characters; give at most {MAX_PROMPT_CHARACTERS}"
+                raise InvalidRequest(
+                    "messages",
+                    f"got {characters} characters",
+                    f"give at most {MAX_PROMPT_CHARACTERS}",
                 )
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError(
-                f"top_logprobs: got {self.top_logprobs} without logprobs; give logprobs: true too"
+            raise InvalidRequest(
+                "top_logprobs",
+                f"got {self.top_logprobs} without logprobs",
+                "give logprobs too",
             )
         for key in self.logit_bias or ():
             if not re.fullmatch("0|[1-9][0-9]{0,9}", key) or int(key) >= 2**31:
-                raise ValueError(
-                    f"logit_bias: got the key {key[:40]!r}; give token ids as keys, as in '42'"
+                raise InvalidRequest(
+                    "logit_bias", f"got the key {key[:40]!r}", "give token ids as keys, as in '42'"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
         if self.echo and self.messages is not None:
-            raise ValueError("echo: given with messages; give a prompt instead")
+            raise InvalidRequest("echo", "given with messages", "give a prompt instead")
         if self.stream and (self.echo or self.prompt_logprobs is not None):
             name = "echo" if self.echo else "prompt_logprobs"
-            raise ValueError(f"{name}: comes with the whole result; give stream: false")
+            raise InvalidRequest(name, "comes with the whole result", "give stream: false")
         if self.scored_alternatives is not None and self.n > 1:
             name = "echo" if self.prompt_logprobs is None else "prompt_logprobs"
-            raise ValueError(
-                f"n: got {self.n} beside {name}, which scores the prompt once; give 1, and ask for "
-                "choices in a request of their own"
+            raise InvalidRequest(
+                "n",
+                f"got {self.n} beside {name}, which scores the prompt once",
+                "give 1, and ask for choices in a request of their own",
             )
         return self
 
@@ -273,32 +281,35 @@ class GenerationRequest(RequestPart):
     def _check_form(self) -> Self:
         if self.tools is not None:
             if self.messages is None:
-                raise ValueError("tools: given with a prompt; give messages instead")
+                raise InvalidRequest("tools", "given with a prompt", "give messages instead")
             require_callable(self.tools, self.tool_choice)
         elif self.tool_choice is not None:
-            raise ValueError("tool_choice: given without tools; give tools too")
+            raise InvalidRequest("tool_choice", "given without tools", "give tools too")
         forms = (
             ("response_format", self.response_format),
             ("structured_outputs", self.structured_outputs),
         )
         given = [name for name, form in forms if form and form.constraint]
         if len(given) > 1:
-            raise ValueError(
-                "structured_outputs: given beside response_format; leave one of the two out"
+            raise InvalidRequest(
+                "structured_outputs", "given beside response_format", "leave one of the two out"
             )
         calling = self.calling
         if calling and given and (calling.required or self.structured_outputs):
-            raise ValueError(
-                f"{given[0]}: given beside tools of which one "
-                f"{'must' if calling.required else 'may'} be called; leave one of the two out"
+            raise InvalidRequest(
+                given[0],
+                "given beside tools of which one "
+                f"{'must' if calling.required else 'may'} be called",
+                "leave one of the two out",
             )
         ends = list(given)
         if calling and (calling.required or calling.strict):
             ends.append("tool_choice" if calling.required else "strict in tools")
         if self.ignore_eos and ends:
-            raise ValueError(
-                f"ignore_eos: got true beside {ends[0]}, which says where the text ends; "
-                "leave one of the two out"
+            raise InvalidRequest(
+                "ignore_eos",
+                f"got true beside {ends[0]}, which says where the text ends",
+                "leave one of the two out",
             )
         return self
 
@@ -307,6 +318,13 @@ class GenerationRequest(RequestPart):
         """What the text must match; None for free text. Calls of tools are not in it."""
         form = self.structured_outputs or self.response_format
         return form.constraint if form else None
+
+    @property
+    def constraint_field(self) -> str:
+        """The field of `constraint`."""
+        if self.structured_outputs is None:
+            return "response_format"
+        return f"structured_outputs.{self.structured_outputs.means}"
 
     @property
     def calling(self) -> Calling | None:
@@ -340,18 +358,6 @@ class GenerationRequest(RequestPart):
             return None
         unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}[self.completion_window[-1]]
         return float(self.completion_window[:-1]) * unit
-
-    @classmethod
-    def parse(cls, data: Any) -> GenerationRequest:
-        """Validate a decoded JSON document or keyword arguments.
-
-        Raises:
-            InvalidRequest: with one sentence that names the field, the value and the remedy.
-        """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise InvalidRequest(describe(error, cls, data, REQUEST_SHAPE)) from None
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form, without fields at their defaults."""

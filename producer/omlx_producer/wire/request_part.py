@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.wire.refusal import refusal_of
 
 MAX_LEVELS = 100
 """Lists and objects inside each other in one field of a request, and in a result."""
@@ -16,6 +19,19 @@ class RequestPart(BaseModel):
     """The base of what users write. Every field's description completes "give ..."."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    shape: ClassVar[str] = "a JSON object"
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Validate a decoded JSON document or keyword arguments.
+
+        Raises:
+            InvalidRequest: names the field, the value and the remedy.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise refusal_of(error, cls, data, cls.shape) from None
 
 
 # The constraint makes pydantic refuse lone surrogates, which no tokenizer and no UTF-8 can take.
@@ -32,7 +48,7 @@ def json_text(name: str, value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{name}: cannot be sent as JSON ({error}); change it") from None
+        raise InvalidRequest(name, f"cannot be sent as JSON ({error})", "change it") from None
     return text
 
 

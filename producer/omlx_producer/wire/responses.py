@@ -9,29 +9,29 @@ from typing import Any
 from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.wire.request import GenerationRequest
 
-_STORED = "nothing is stored here; give all messages in input"
+_STORED = ("nothing is stored here", "give all messages in input")
 _REFUSED = {
-    "access_programs": "not supported; remove it",
-    "background": "not supported; remove it, or upload a batch",
-    "background_options": "not supported; remove it, or upload a batch",
-    "context_management": "not supported; shorten input",
+    "access_programs": ("not supported", "remove it"),
+    "background": ("not supported", "remove it, or upload a batch"),
+    "background_options": ("not supported", "remove it, or upload a batch"),
+    "context_management": ("not supported", "shorten input"),
     "conversation": _STORED,
-    "image": "only text is generated; remove it",
-    "include": "not supported; remove it",
-    "moderation": "not supported; remove it",
+    "image": ("only text is generated", "remove it"),
+    "include": ("not supported", "remove it"),
+    "moderation": ("not supported", "remove it"),
     "previous_response_id": _STORED,
-    "prompt": "no prompts are stored here; give input",
-    "top_logprobs": "not supported here; give logprobs to /v1/chat/completions",
-    "truncation": 'input is never cut; give "disabled" or remove it',
+    "prompt": ("no prompts are stored here", "give input"),
+    "top_logprobs": ("not supported here", "give logprobs to /v1/chat/completions"),
+    "truncation": ("input is never cut", 'give "disabled" or remove it'),
     # Of chats.
-    "logprobs": "unknown here; give it to /v1/chat/completions",
-    "max_completion_tokens": "unknown here; give max_output_tokens",
-    "max_tokens": "unknown here; give max_output_tokens",
-    "messages": "unknown here; give input",
-    "n": "unknown here; send the request again for another answer",
-    "reasoning_effort": "unknown here; give reasoning.effort",
-    "response_format": "unknown here; give text.format",
-    "responses": "unknown field; remove it",
+    "logprobs": ("unknown here", "give it to /v1/chat/completions"),
+    "max_completion_tokens": ("unknown here", "give max_output_tokens"),
+    "max_tokens": ("unknown here", "give max_output_tokens"),
+    "messages": ("unknown here", "give input"),
+    "n": ("unknown here", "send the request again for another answer"),
+    "reasoning_effort": ("unknown here", "give reasoning.effort"),
+    "response_format": ("unknown here", "give text.format"),
+    "responses": ("unknown field", "remove it"),
 }
 # Values that ask for what happens anyway.
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
@@ -82,11 +82,11 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or name in _OWN or name in _IGNORED or value in _DEFAULTS.get(name, ()):
             continue
         if name in _REFUSED:
-            raise InvalidRequest(f"{name}: {_REFUSED[name]}")
+            raise InvalidRequest(name, *_REFUSED[name])
         fields[name] = value
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
-        raise InvalidRequest(f"instructions: got {shown(instructions)}; give text")
+        raise InvalidRequest("instructions", f"got {shown(instructions)}", "give text")
     echo = {"instructions": True} if instructions else {}
     if body.get("metadata") is not None:
         echo["metadata"] = body["metadata"]
@@ -115,7 +115,8 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         # The model may come from elsewhere.
         GenerationRequest.parse({"model": "x", **fields})
     except InvalidRequest as error:
-        raise InvalidRequest(_in_own_names(str(error), places)) from None
+        error.field = _own_name(error.field or "", places)
+        raise
     return fields
 
 
@@ -202,16 +203,16 @@ def _messages(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
         return [{"role": "user", "content": given}], ["input"]
     if not isinstance(given, list) or not given:
         got = "missing" if given is None else f"got {shown(given)}"
-        raise InvalidRequest(f"input: {got}; give text or a list of messages")
+        raise InvalidRequest("input", got, "give text or a list of messages")
     messages, places = list[dict[str, Any]](), list[str]()
     thoughts = ""
     for index, item in enumerate(given):
         place = f"input[{index}]"
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if not isinstance(kind, str) or kind not in _ITEMS:
-            raise InvalidRequest(f"{place}: got {shown(item)}; give one of {', '.join(_ITEMS)}")
+            raise InvalidRequest(place, f"got {shown(item)}", f"give one of {', '.join(_ITEMS)}")
         if unknown := next((name for name in item if name not in _ITEMS[kind]), None):
-            raise InvalidRequest(f"{place}.{unknown:.60}: unknown field; remove it")
+            raise InvalidRequest(f"{place}.{unknown:.60}", "unknown field", "remove it")
         if kind == "reasoning":
             thoughts += "".join(_texts(item.get("content"), f"{place}.content"))
             continue
@@ -244,8 +245,10 @@ def _content(given: Any, place: str) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind not in _PARTS:
             raise InvalidRequest(
-                f"{place}[{index}]: got {shown(part)}; give text as "
-                '{"type": "input_text", "text": "Hello"}, the only content that is read'
+                f"{place}[{index}]",
+                f"got {shown(part)}",
+                'give text as {"type": "input_text", "text": "Hello"}, the only content that is '
+                "read",
             )
         name = _PARTS[kind]
         parts.append({"type": name, name: part.get(name)})
@@ -258,7 +261,7 @@ def _texts(given: Any, place: str) -> list[str]:
     parts = given if isinstance(given, list) else [given]
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest(f"{place}: got {shown(given)}; give parts of the type reasoning_text")
+        raise InvalidRequest(place, f"got {shown(given)}", "give parts of the type reasoning_text")
     return [str(text) for text in texts]
 
 
@@ -267,10 +270,10 @@ def _object(body: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise InvalidRequest(f"{name}: got {shown(given)}; give an object with {known[0]}")
+        raise InvalidRequest(name, f"got {shown(given)}", f"give an object with {known[0]}")
     for field in given:
         if field not in known and given[field] is not None:
-            raise InvalidRequest(f"{name}.{field:.60}: not supported; remove it")
+            raise InvalidRequest(f"{name}.{field:.60}", "not supported", "remove it")
     return given
 
 
@@ -333,8 +336,8 @@ def _output(job_id: str, message: Mapping[str, Any], status: str) -> list[dict[s
     return items
 
 
-def _in_own_names(sentence: str, places: list[str]) -> str:
-    """A sentence about a chat, in the names of the request that asks for it."""
+def _own_name(field: str, places: list[str]) -> str:
+    """The field of a response's request that a field of its chat was made of."""
     for pattern, name in _NAMES:
-        sentence = pattern.sub(name, sentence, count=1)
-    return _MESSAGE.sub(lambda found: places[int(found[1])], sentence)
+        field = pattern.sub(name, field)
+    return _MESSAGE.sub(lambda found: places[int(found[1])], field)

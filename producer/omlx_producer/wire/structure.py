@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.json_schema import MAX_CONSTRAINT_CHARACTERS, require_schema
 from omlx_producer.wire.request_part import RequestPart, Text, json_text
@@ -61,10 +62,12 @@ class ResponseFormat(RequestPart):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError(
-                "json_schema: missing; give it, as the type is json_schema"
-                if self.json_schema is None
-                else f'json_schema: given with the type {self.type}; give the type "json_schema"'
+            if self.json_schema is None:
+                raise InvalidRequest(
+                    "json_schema", "missing", "give it, as the type is json_schema"
+                )
+            raise InvalidRequest(
+                "json_schema", f"given with the type {self.type}", 'give the type "json_schema"'
             )
         return self
 
@@ -106,27 +109,29 @@ class StructuredOutputs(RequestPart):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        given = [
-            name
-            for name, value in (
-                ("json", self.json_),
-                ("regex", self.regex),
-                ("choice", self.choice),
-                ("grammar", self.grammar),
+        if len(self._given) != 1:
+            got = " and ".join(self._given) or "none of them"
+            raise InvalidRequest(
+                None, f"got {got}", "give exactly one of json, regex, choice and grammar"
             )
-            if value is not None
-        ]
-        if len(given) != 1:
-            got = " and ".join(given) or "none of them"
-            raise ValueError(f"got {got}; give exactly one of json, regex, choice and grammar")
         if self.json_ is not None:
             require_schema("json", self.json_)
         if sum(map(len, self.choice or ())) > MAX_CONSTRAINT_CHARACTERS:
-            raise ValueError(
-                f"choice: got more than {MAX_CONSTRAINT_CHARACTERS} characters; give fewer or "
-                "shorter texts"
+            raise InvalidRequest(
+                "choice",
+                f"got more than {MAX_CONSTRAINT_CHARACTERS} characters",
+                "give fewer or shorter texts",
             )
         return self
+
+    @property
+    def _given(self) -> list[str]:
+        return list(self.model_dump(by_alias=True, exclude_none=True))
+
+    @property
+    def means(self) -> str:
+        """The name of the field that is given."""
+        return self._given[0]
 
     @property
     def constraint(self) -> Constraint:

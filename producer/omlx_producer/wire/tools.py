@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.json_schema import require_schema
 from omlx_producer.wire.request_part import RequestPart, Text, json_text
 
@@ -36,8 +37,8 @@ class FunctionDefinition(RequestPart):
         if self.parameters is not None:
             require_schema("parameters", self.parameters)
             if self.parameters.get("type", "object") != "object":
-                raise ValueError(
-                    f"parameters.type: got {self.parameters['type']!r:.60}; give 'object'"
+                raise InvalidRequest(
+                    "parameters.type", f"got {self.parameters['type']!r:.60}", "give 'object'"
                 )
         return self
 
@@ -86,19 +87,22 @@ def require_callable(tools: Sequence[Tool], choice: ToolChoiceOption | None) -> 
     for index, tool in enumerate(tools):
         name = tool.function.name
         if name in names:
-            raise ValueError(
-                f"tools[{index}].function.name: got {name!r} a second time; rename one of the two"
+            raise InvalidRequest(
+                f"tools[{index}].function.name",
+                f"got {name!r} a second time",
+                "rename one of the two",
             )
         names.add(name)
     if isinstance(choice, ToolChoice) and choice.function.name not in names:
-        raise ValueError(
-            f"tool_choice.function.name: got {choice.function.name!r:.60}, which is none of the "
-            f"tools; give one of {', '.join(sorted(names)):.200}"
+        raise InvalidRequest(
+            "tool_choice.function.name",
+            f"got {choice.function.name!r:.60}, which is none of the tools",
+            f"give one of {', '.join(sorted(names)):.200}",
         )
     length = len(json_text("tools", [tool.model_dump() for tool in tools]))
     if length > MAX_TOOLS_CHARACTERS:
-        raise ValueError(
-            f"tools: got {length} characters; give at most {MAX_TOOLS_CHARACTERS} in all"
+        raise InvalidRequest(
+            "tools", f"got {length} characters", f"give at most {MAX_TOOLS_CHARACTERS} in all"
         )
 
 

@@ -443,9 +443,9 @@ def test_an_id_that_is_none_is_not_found(gateway: str, path: str, name: str) -> 
         ({"completion_window": None}, "completion_window"),
         ({"input_file_id": "../x"}, "input_file_id"),
         ({"input_file_id": None}, "input_file_id"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"metadata": {"a": "x" * 513}}, "metadata"),
-        ({"metadata": {"a": "\ud800"}}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"a": "\ud800"}}, "metadata.a"),
         ({"output_expires_after": {}}, "output_expires_after"),
     ],
 )

@@ -182,7 +182,7 @@ BAD: list[tuple[Any, str]] = [
         CHAT | {"reasoning": {"exclude": True}},
         "reasoning.exclude: unknown field; give max_tokens or effort",
     ),
-    (CHAT | {"reasoning": 5}, 'reasoning: give an object such as {"max_tokens": 2000}'),
+    (CHAT | {"reasoning": 5}, 'reasoning: got 5; give an object such as {"max_tokens": 2000}'),
     (
         OK | {"repetition_penalty": 0},
         "repetition_penalty: got 0; give a number above 0 and up to 10",
@@ -217,7 +217,7 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"logprobs": 21}, "logprobs: got 21; give a whole number from 0 to 20"),
     (
         OK | {"top_logprobs": 3},
-        "top_logprobs: got 3 without logprobs; give logprobs: true too",
+        "top_logprobs: got 3 without logprobs; give logprobs too",
     ),
     (
         OK | {"logprobs": True, "top_logprobs": 21},

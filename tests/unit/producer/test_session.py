@@ -76,25 +76,27 @@ def test_an_error_of_redis_exits_with_3_and_its_remedy(error: RedisError, said: 
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("field", "said"),
     [
-        ("temperature: got 5.0; give", "--temperature: got 5.0; give"),
-        ("max_completion_tokens: got 0", "--max-completion-tokens: got 0"),
-        ("stop[1]: got ''", "--stop[1]: got ''"),
-        ("model: missing", "--model: missing"),
-        ("structured_outputs.choice[0]: got ''", "--choice[0]: got ''"),
-        ("logit_bias.'5': got 200.0; give", "--logit-bias 5: got 200.0; give"),
-        (
-            "top_logprobs: got 2 without logprobs; give logprobs: true too",
-            "--top-logprobs: got 2 without logprobs; give --logprobs too",
-        ),
-        ("prompt: got ''", "prompt: got ''"),
-        ("'x': what", "'x': what"),
+        ("temperature", "--temperature"),
+        ("max_completion_tokens", "--max-completion-tokens"),
+        ("stop[1]", "--stop[1]"),
+        ("model", "--model"),
+        ("structured_outputs.choice[0]", "--choice[0]"),
+        ("response_format.json_schema.schema.type", "--json-schema: type"),
+        ("logit_bias.'5'", "--logit-bias 5"),
+        ("prompt", "prompt"),
+        ("top_logprobs", "--top-logprobs"),
+        ("'x'", "'x'"),
     ],
 )
-def test_an_invalid_request_names_the_option(message: str, said: str) -> None:
-    done = ended(InvalidRequest(message))
-    assert (done.exit_code, done.stderr) == (2, f"omlx-submit: {said}\n")
+def test_an_invalid_request_names_the_option(field: str, said: str) -> None:
+    done = ended(InvalidRequest(field, "got 5", "give less"))
+    assert (done.exit_code, done.stderr) == (2, f"omlx-submit: {said}: got 5; give less\n")
+
+
+def test_what_is_no_field_is_told_as_it_is() -> None:
+    assert ended(InvalidRequest(None, "n: is a file")).stderr == "omlx-submit: n: is a file\n"
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,9 @@ class Admission:
     def fail_timed_out(self) -> None:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():
-            if sentence := claim.timed_out:
-                self._drop(claim, Failed(sentence))
+            if late := claim.timed_out:
+                sentence, code = late
+                self._drop(claim, Failed(sentence, code=code))
 
     def prepared(self, message: Prepared) -> None:
         """Note what a job has come to. Those that left in the meantime are ignored."""

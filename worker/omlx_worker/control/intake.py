@@ -54,7 +54,6 @@ CONVICTED = (
     f"the job's worker died {{}} times while it ran, {LONE_DEATHS} times with no other job; "
     "the job is taken for the cause and does not run again"
 )
-TOO_LONG = f"the job's payload is {{}} bytes long; at most {MAX_BODY_BYTES} are read"
 
 
 class Intake:
@@ -69,7 +68,7 @@ class Intake:
         engine: Engine,
         model_alias: str,
         connection: Redis,
-        objection: Callable[[Sequence[Size]], str | None] = lambda _: None,
+        objection: Callable[[Sequence[Size]], InvalidRequest | None] = lambda _: None,
     ) -> None:
         self._engine = engine
         self._model_alias = model_alias
@@ -86,11 +85,15 @@ class Intake:
             return Failed(CONVICTED.format(claim.deaths), retry=False)
         try:
             if claim.data_bytes > MAX_BODY_BYTES:
-                raise InvalidRequest(TOO_LONG.format(claim.data_bytes))
+                raise InvalidRequest(
+                    None,
+                    f"the job's payload is {claim.data_bytes} bytes long; "
+                    f"at most {MAX_BODY_BYTES} are read",
+                )
             request = decode_request(claim.data, self._model_alias)
             rows = self._engine.prepare(request, claim.id)
         except InvalidRequest as error:
-            return Failed(one_line(str(error)), retry=False)
+            return Failed.refusing(error)
         except Exception as error:
             log.error("job %s could not be prepared", claim.id, exc_info=unquoted(error))
             sentence = f"the job could not be prepared: {type(error).__name__}: {error}"
@@ -106,11 +109,12 @@ class Intake:
                 rows = [replace(row, repetition=LOOPS) for row in rows]
         sizes = _sizes(rows)
         if objection := self._objection(sizes):
-            return Failed(objection, retry=False)
+            return Failed.refusing(objection)
         if request.window_seconds is not None:
             claim.expires_in = request.window_seconds - self._age(claim)
-            if timed_out := claim.timed_out:
-                return Failed(timed_out, retry=False)
+            if late := claim.timed_out:
+                sentence, code = late
+                return Failed(sentence, retry=False, code=code)
         return self._resumed(claim, request, rows)
 
     def start_over(self, claim: Claim) -> None:
@@ -179,17 +183,20 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
     function, instance, args, kwargs = _decode_call(_decompress(data))
     if function != JOB_FUNCTION:
         raise InvalidRequest(
-            f"the job calls {shown(function)}, which this worker does not run; "
-            f"enqueue {JOB_FUNCTION}"
+            None,
+            f"the job calls {shown(function)}, which this worker does not run",
+            f"enqueue {JOB_FUNCTION}",
         )
     if instance is not None or args != []:
-        raise InvalidRequest("the job has positional arguments; give the keyword request only")
+        raise InvalidRequest(
+            None, "the job has positional arguments", "give the keyword request only"
+        )
     if not isinstance(kwargs, dict) or set(kwargs) != {"request"}:
-        raise InvalidRequest("the job's only keyword argument must be request")
+        raise InvalidRequest(None, "the job's only keyword argument must be request")
     request = GenerationRequest.parse(kwargs["request"])
     if request.model != model_alias:
         raise InvalidRequest(
-            f"model: got {shown(request.model)}; this worker serves {model_alias!r}"
+            "model", f"got {shown(request.model)}", f"this worker serves {model_alias!r}"
         )
     return request
 
@@ -203,7 +210,9 @@ def release_memory() -> None:
 
 def _decompress(data: bytes) -> bytes:
     if not data:
-        raise InvalidRequest("the job has no payload; enqueue it through RQ or omlx_producer")
+        raise InvalidRequest(
+            None, "the job has no payload", "enqueue it through RQ or omlx_producer"
+        )
     decompressor = zlib.decompressobj()
     try:
         body = decompressor.decompress(data, MAX_BODY_BYTES)
@@ -212,7 +221,8 @@ def _decompress(data: bytes) -> bytes:
     else:
         if decompressor.unconsumed_tail:
             raise InvalidRequest(
-                f"the job's payload unpacks to more than the {MAX_BODY_BYTES} bytes that are read"
+                None,
+                f"the job's payload unpacks to more than the {MAX_BODY_BYTES} bytes that are read",
             )
     return body
 
@@ -220,23 +230,24 @@ def _decompress(data: bytes) -> bytes:
 def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
     if body.startswith(b"\x80"):
         raise InvalidRequest(
-            "the job's payload is a pickle, which this worker never opens; "
-            "enqueue with RQ's JSONSerializer"
+            None,
+            "the job's payload is a pickle, which this worker never opens",
+            "enqueue with RQ's JSONSerializer",
         )
     try:
         call = read_json(body.decode(), _refuse_constant)
     except InvalidRequest:
         raise
     except RecursionError:
-        raise InvalidRequest("the job's payload is nested too deeply; flatten it") from None
+        raise InvalidRequest(None, "the job's payload is nested too deeply", "flatten it") from None
     except ValueError:
         raise InvalidRequest(
-            "the job's payload is not JSON; enqueue with RQ's JSONSerializer"
+            None, "the job's payload is not JSON", "enqueue with RQ's JSONSerializer"
         ) from None
     if not isinstance(call, list) or len(call) != 4:
-        raise InvalidRequest("the job's payload is not a function call as RQ writes one")
+        raise InvalidRequest(None, "the job's payload is not a function call as RQ writes one")
     return (call[0], call[1], call[2], call[3])
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequest(f"the job's payload holds {name}, which is not JSON")
+    raise InvalidRequest(None, f"the job's payload holds {name}, which is not JSON")

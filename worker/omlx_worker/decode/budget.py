@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from omlx_producer.errors import InvalidRequest
 from omlx_worker.queue.claim import Size
 
 
@@ -43,7 +44,7 @@ class MemoryBudget:
         """Bytes that are left; see `fits`. Below 0 if it does not fit."""
         return self.limit - self.weights - self.outside() - self.bytes_for(sizes) - beside
 
-    def objection(self, sizes: Sequence[Size]) -> str | None:
+    def objection(self, sizes: Sequence[Size]) -> InvalidRequest | None:
         """Why a job with rows of these sizes can never run; None if it can.
 
         Its rows can run one at a time, in a batch of their own.
@@ -52,12 +53,13 @@ class MemoryBudget:
         needed = self.bytes_for([largest], alone=True)
         if self.weights + needed <= self.limit:
             return None
-        return (
-            f"max_completion_tokens: with its prompt the job may come to {largest[1]} tokens, "
-            f"which take {in_units(needed)}; beside the model's "
-            f"{in_units(self.weights)} this worker has "
-            f"{in_units(max(0, self.limit - self.weights))} "
-            f"of {in_units(self.limit)} (--memory-limit): ask for fewer tokens or raise the limit"
+        free = in_units(max(0, self.limit - self.weights))
+        return InvalidRequest(
+            "max_completion_tokens",
+            f"with its prompt the job may come to {largest[1]} tokens, which take "
+            f"{in_units(needed)}; beside the model's {in_units(self.weights)} this worker has "
+            f"{free} of {in_units(self.limit)} (--memory-limit)",
+            "ask for fewer tokens or raise the limit",
         )
 
 

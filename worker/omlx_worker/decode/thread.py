@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from omlx_producer.errors import one_line
+from omlx_producer.errors import InvalidRequest, one_line
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -231,13 +231,15 @@ class DecodeThread:
             del self._active[job.id]
             self._failures = 0
 
-    def _fail(self, errors: Mapping[str, str], emissions: list[Emission]) -> list[Emission]:
+    def _fail(
+        self, errors: Mapping[str, InvalidRequest], emissions: list[Emission]
+    ) -> list[Emission]:
         """Fail the jobs of rows with errors; returns the emissions of the others."""
         failed: set[str] = set()
         for job in list(self._active.values()):
             row_ids = [row.row_id for row in job.rows]
-            if sentence := next((errors[row_id] for row_id in row_ids if row_id in errors), None):
-                self._end(job, Failed(sentence, retry=False))
+            if error := next((errors[row_id] for row_id in row_ids if row_id in errors), None):
+                self._end(job, Failed.refusing(error))
                 failed.update(row_ids)
         return [emission for emission in emissions if emission.row_id not in failed]
 

@@ -6,11 +6,9 @@ They carry ids and figures, never a prompt or a text. Jobs of a bulk queue log a
 from __future__ import annotations
 
 import logging
-import re
 import time
 from typing import Any
 
-from omlx_producer.wire import GenerationRequest
 from omlx_worker.delivery.observers import JobObserver
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
@@ -30,9 +28,7 @@ class JobLog(JobObserver):
     def ended(self, claim: Claim, job: ActiveJob | None, outcome: str, error: str) -> None:
         seconds = max(time.monotonic() - claim.claimed_at, 0.001)
         figures: dict[str, Any] = {}
-        if job is None:
-            error = _unquoted(error)
-        else:
+        if job is not None:
             figures["prompt_tokens"] = job.prompt_tokens
             if job.cached_tokens:
                 figures["cached_tokens"] = job.cached_tokens
@@ -63,18 +59,6 @@ class JobCounts(JobObserver):
         if outcome == "finished":
             self.finished += 1
             self.cut += job.finish_reasons.count("length") if job and job.tokens else 0
-
-
-def _unquoted(error: str) -> str:
-    """The part of a sentence that quotes nothing of the request: a known field, or our own words.
-
-    What follows them may, and names of unknown fields are the request's.
-    """
-    words = error.partition(": ")[0]
-    field = re.match(r"\w*", words)
-    if field and field[0] in GenerationRequest.model_fields:
-        return field[0]
-    return words if " " in words and not words.startswith(("'", '"')) else "the request"
 
 
 def _level(claim: Claim) -> int:

@@ -50,6 +50,7 @@ class JobObserver:
         Args:
             job: None if it did not start, or if its figures are gone.
             outcome: one of `OUTCOMES`.
+            error: quotes nothing of a request that did not start.
         """
 
 

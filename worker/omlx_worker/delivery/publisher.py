@@ -20,7 +20,7 @@ from typing import TypeVar
 from redis.exceptions import RedisError
 
 from omlx_producer.outage import LongCall, Outage, passes
-from omlx_producer.wire import CancelledEvent, FailedEvent, TokensEvent
+from omlx_producer.wire import CancelledEvent, InvalidRequest, TokensEvent
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
@@ -47,10 +47,6 @@ log = logging.getLogger("omlx_worker.delivery.publisher")
 
 OTHER_TOKENS = "the job's stream holds other tokens than this run's"
 UNMADE = "the worker failed to make the job's result ({}); its log says where, please report it"
-TOO_LONG = (
-    "request: Redis does not take what its job writes ({}); "
-    "ask for fewer tokens, choices or log-probabilities"
-)
 MOST_REFUSALS = 2
 """Of a long call in a row, with short ones between that Redis has taken."""
 
@@ -175,7 +171,7 @@ class Publisher:
             places = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
             kind = type(error).__name__
             log.error("cannot make the result of job %s: %s at %s", job.id, kind, places)
-            self._fail(job.claim, UNMADE.format(kind))
+            self._fail(job.claim, Failed(UNMADE.format(kind)))
             return None
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
@@ -198,7 +194,7 @@ class Publisher:
                 case None:
                     pass
                 case "written":
-                    self._fail(job.claim, OTHER_TOKENS)
+                    self._fail(job.claim, Failed(OTHER_TOKENS))
                 case int(tokens):
                     self._write_again(job, tokens)
                 case status:
@@ -208,18 +204,20 @@ class Publisher:
         """Write the events after these tokens, which Redis has lost, as they were."""
         lost = job.events_after(tokens)
         if lost[0].since != tokens:
-            self._fail(job.claim, OTHER_TOKENS)
+            self._fail(job.claim, Failed(OTHER_TOKENS))
             return
         log.warning("Redis has lost tokens of job %s; writing them again", job.id)
         self._append([(job, event) for event in lost])
 
-    def _fail(self, claim: Claim, sentence: str, *, retry: bool = True) -> None:
+    def _fail(self, claim: Claim, reason: Failed) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
         self._drop_rows(Drop(claim, Lost()))
-        self._end([Drop(claim, Failed(sentence, retry))])
+        self._end([Drop(claim, reason)])
 
     def _fail_long(self, claim: Claim, error: LongCall) -> None:
-        self._fail(claim, TOO_LONG.format(error), retry=False)
+        got = f"Redis does not take what its job writes ({error})"
+        remedy = "ask for fewer tokens, choices or log-probabilities"
+        self._fail(claim, Failed.refusing(InvalidRequest("request", got, remedy)))
 
     def _renew(self) -> None:
         self._renewed_at = time.monotonic()
@@ -243,9 +241,9 @@ class Publisher:
             job = self._jobs.get(claim)
             sent = job.sent if job else claim.streamed
             match drop.reason:
-                case Failed(sentence, retry):
-                    failed = FailedEvent(job_id=claim.id, n=sent, error=sentence)
-                    endings.append((claim, Ending("failed", failed, retry=retry)))
+                case Failed() as failed:
+                    event = failed.event(claim.id, sent)
+                    endings.append((claim, Ending("failed", event, retry=failed.retry)))
                 case Stopped(sentence):
                     cancelled = CancelledEvent(job_id=claim.id, n=sent, error=sentence)
                     endings.append((claim, Ending("stopped", cancelled)))
@@ -285,7 +283,8 @@ class Publisher:
                 self._finish_again(claim, ending)
             elif verdict in (Commit.DONE, Commit.RETRIED):
                 status = "retried" if verdict is Commit.RETRIED else ending.status
-                self._leave(claim, status, ending.sentence)
+                told = ending.sentence if claim in self._jobs else ending.unquoted
+                self._leave(claim, status, told)
             else:
                 self._leave(claim, verdict.name.lower(), "its result is dropped")
         for claim, _ in endings:

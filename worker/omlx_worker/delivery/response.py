@@ -8,7 +8,7 @@ from typing import Any
 
 from omlx_producer.wire import (
     DoneEvent,
-    FailedEvent,
+    InvalidRequest,
     PromptLogprob,
     ToolCall,
     Usage,
@@ -20,9 +20,8 @@ from omlx_producer.wire.responses import response_of
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.result import MAX_RESULT_BYTES, too_long
 from omlx_worker.job import ActiveJob, Choice
+from omlx_worker.messages import Failed
 from omlx_worker.queue.ending import Ending
-
-TOO_LONG = "request: its answers {}; ask for fewer choices or fewer tokens"
 
 
 def finished(job: ActiveJob) -> Ending:
@@ -42,8 +41,9 @@ def finished(job: ActiveJob) -> Ending:
     ending = Ending("finished", event, body, published=job.sent, row_body=row_body)
     # Base64 writes 4 characters for 3 bytes.
     if (size := len(ending.payload) // 4 * 3) > MAX_RESULT_BYTES:
-        failed = FailedEvent(job_id=job.id, n=event.n, error=TOO_LONG.format(too_long(size)))
-        return Ending("failed", failed, retry=False)
+        remedy = "ask for fewer choices or fewer tokens"
+        refused = InvalidRequest("request", f"its answers {too_long(size)}", remedy)
+        return Ending("failed", Failed.refusing(refused).event(job.id, event.n), retry=False)
     return ending
 
 

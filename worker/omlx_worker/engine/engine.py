@@ -14,6 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.wire import (
     FinishReason,
     GenerationRequest,
+    InvalidRequest,
     ModelInfo,
     PromptLogprob,
     TokenLogprob,
@@ -299,7 +300,8 @@ class DecodingEngine:
             pieces.append(text.cut())
             finish_reason = "length"
             log.warning("row %s is cut: its constraint cannot be followed any further", row.row_id)
-            error = TOO_SLOW.format(row.grammar_field) if step.cut == "slow" else None
+            slow = step.cut == "slow"
+            error = InvalidRequest(row.grammar_field, *TOO_SLOW) if slow else None
         if finish_reason is not None or rejoins:
             del self._rows[row.row_id]
             self._again.pop(row.row_id, None)

@@ -112,13 +112,13 @@ class Claim:
         return len(self.sizes) or 1
 
     @property
-    def timed_out(self) -> str | None:
-        """Why the job has used up its time, in one sentence; None if it has not."""
+    def timed_out(self) -> tuple[str, str] | None:
+        """Why the job has used up its time: a sentence and a code. None if it has not."""
         elapsed = time.monotonic() - self.claimed_at
         if self.timeout is not None and elapsed > self.timeout:
-            return f"the job ran longer than its timeout of {self.timeout:g} s"
+            return f"the job ran longer than its timeout of {self.timeout:g} s", "failed"
         if self.expires_in is not None and elapsed > self.expires_in:
-            return EXPIRED
+            return EXPIRED, "expired"
         return None
 
 

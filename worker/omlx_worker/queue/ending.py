@@ -16,7 +16,7 @@ from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 from omlx_producer.bulk.row import BatchRow, RowResult, write_line
 from omlx_producer.client.outcome import ENDINGS, Outcome
 from omlx_producer.outage import passes
-from omlx_producer.wire import TerminalEvent
+from omlx_producer.wire import GenerationRequest, TerminalEvent
 from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")
@@ -48,6 +48,21 @@ class Ending:
     def sentence(self) -> str:
         return getattr(self.event, "error", "")
 
+    @property
+    def field(self) -> str:
+        return getattr(self.event, "field", "")
+
+    @property
+    def unquoted(self) -> str:
+        """What the sentence says without a quote of the request: a field, or our own words.
+
+        Names of unknown fields are the request's.
+        """
+        if not self.field:
+            return self.sentence.partition(": ")[0]
+        known = self.field.partition(".")[0].partition("[")[0]
+        return known if known in GenerationRequest.model_fields else "the request"
+
     @cached_property
     def payload(self) -> str:
         """The result as `rq.results.Result` stores it."""
@@ -77,7 +92,8 @@ class Ending:
         if row is None:
             return "", "", "", ""
         kind = ENDINGS[self.status]
-        outcome = Outcome(self.event.job_id, kind, self.result, self.sentence)
+        code = getattr(self.event, "code", "")
+        outcome = Outcome(self.event.job_id, kind, self.result, self.sentence, code, self.field)
         result = RowResult.of_job(row, outcome)
         if self.row_body is not None:
             result = replace(result, body=self.row_body)

@@ -123,7 +123,7 @@ class Upkeep:
             started, more = reply
             endings = []
             for job_id, execution, queue, tokens in started:
-                event = FailedEvent(job_id=job_id.decode(), n=tokens, error=EXPIRED)
+                event = FailedEvent(job_id=job_id.decode(), n=tokens, error=EXPIRED, code="expired")
                 claim = Claim(
                     event.job_id, execution.decode(), queue.decode(), 0.0, tokens, b"", None
                 )

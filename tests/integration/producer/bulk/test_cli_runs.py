@@ -672,7 +672,7 @@ def test_options_that_no_row_can_have_are_told_once_before_any_row(
     assert jobs_in_redis(connection) == 0
 
 
-REFUSAL = "structured_outputs: the list of choices cannot be compiled (no text); change it"
+WHAT, REMEDY = "the list of choices cannot be compiled (no text)", "change it"
 
 
 def test_what_only_a_worker_refuses_ends_the_run_before_any_row_is_written(
@@ -686,7 +686,7 @@ def test_what_only_a_worker_refuses_ends_the_run_before_any_row_is_written(
 
     def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
         if request.structured_outputs is not None:
-            raise InvalidRequest(REFUSAL)
+            raise InvalidRequest("structured_outputs.choice", WHAT, REMEDY)
         return prepare(self, request, job_id)
 
     monkeypatch.setattr(FakeEngine, "prepare", refuse)
@@ -694,8 +694,7 @@ def test_what_only_a_worker_refuses_ends_the_run_before_any_row_is_written(
     command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
     with running_worker(redis_url):
         done = run(*command, "--choice", "a")
-        said = REFUSAL.replace("structured_outputs", "--choice")
-        assert (done.exit_code, done.stderr) == (2, f"omlx-submit: {said}\n")
+        assert (done.exit_code, done.stderr) == (2, f"omlx-submit: --choice: {WHAT}; {REMEDY}\n")
         assert lines(tmp_path / "out.jsonl") == errors(tmp_path / "out.jsonl") == []
         assert run(*command).exit_code == 0
     assert len(lines(tmp_path / "out.jsonl")) == 300
@@ -710,7 +709,7 @@ def test_a_refusal_of_rows_with_constraints_of_their_own_is_theirs(
 
     def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
         if request.constraint and "own" in request.constraint.value:
-            raise InvalidRequest(REFUSAL)
+            raise InvalidRequest("structured_outputs.choice", WHAT, REMEDY)
         return prepare(self, request, job_id)
 
     monkeypatch.setattr(FakeEngine, "prepare", refuse)

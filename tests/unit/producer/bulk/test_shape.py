@@ -133,7 +133,8 @@ def test_a_refusal_of_a_worker_names_the_columns_of_its_row(
 ) -> None:
     row = make(value, template="{text}" if field == "text" else None)
     assert isinstance(row, Row)
-    refused = RowResult(row, "", code="invalid_request", reason="messages: 9 tokens do not fit")
+    told = "messages: 9 tokens do not fit"
+    refused = RowResult(row, "", code="invalid_request", reason=told, field="messages")
     read = RowResult.of_line(row, write_line(refused))
     assert read.reason == f"{field}: 9 tokens do not fit"
 

@@ -36,11 +36,10 @@ def test_what_the_process_takes_outside_the_engine_leaves_less_room() -> None:
 
 def test_a_job_that_can_never_fit_is_told_the_figures() -> None:
     assert BUDGET.objection([(48, 2000), (48, 2000)]) is None
-    sentence = BUDGET.objection([(52, 2000)])
-    assert sentence == (
+    assert str(BUDGET.objection([(52, 2000)])) == (
         "max_completion_tokens: with its prompt the job may come to 2000 tokens, which take "
         "2.0 GiB; beside the model's 2.0 GiB this worker has 2.0 GiB of 4.0 GiB "
-        "(--memory-limit): ask for fewer tokens or raise the limit"
+        "(--memory-limit); ask for fewer tokens or raise the limit"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ByteSize
 
-from omlx_producer.wire import GenerationRequest
+from omlx_producer.wire import GenerationRequest, InvalidRequest
 from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.engine.rows.row import Emission
@@ -138,10 +138,11 @@ def test_a_job_of_which_a_row_has_an_error_fails_with_its_sentence_and_others_go
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = bench.engine.step
+    error = InvalidRequest("tools", "the constraint takes too long to follow")
 
     def with_an_error(depths: Any = None) -> list[Emission]:
         return [
-            replace(each, error="too slow", finish_reason="length")
+            replace(each, error=error, finish_reason="length")
             if (each.row_id, each.finish_reason) == ("a:1", None)
             else each
             for each in step(depths)
@@ -152,7 +153,7 @@ def test_a_job_of_which_a_row_has_an_error_fails_with_its_sentence_and_others_go
     other = bench.admit("b", max_completion_tokens=20)
 
     drop = bench.until(Drop)
-    assert (drop.claim.id, drop.reason) == ("a", Failed("too slow", retry=False))
+    assert (drop.claim.id, drop.reason) == ("a", Failed.refusing(error))
     while not other.finished:
         bench.until(Stepped)
     assert "a:0" not in bench.engine.states

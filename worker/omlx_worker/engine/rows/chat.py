@@ -70,12 +70,13 @@ class Chat:
         # One of them is a template, which could run for ever; others change what is returned.
         if reserved := self._reserved & (request.chat_template_kwargs or {}).keys():
             raise InvalidRequest(
-                f"chat_template_kwargs: {min(reserved)} is no variable of a chat template; leave "
-                "it out"
+                "chat_template_kwargs",
+                f"{min(reserved)} is no variable of a chat template",
+                "leave it out",
             )
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
-                f"messages: {self._model} has no chat template; send a prompt instead"
+                "messages", f"{self._model} has no chat template", "send a prompt instead"
             )
         return self._rendered(request, begin_answer=True)
 
@@ -90,7 +91,7 @@ class Chat:
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
-                f"messages: the chat template of {self._model} does not take them: {error}"
+                "messages", f"the chat template of {self._model} does not take them: {error}"
             ) from None
         return self._encode(text)
 
@@ -194,8 +195,9 @@ class Chat:
             else:
                 field, remedy = "response_format", "leave it or the tools out"
             raise InvalidRequest(
-                f"{field}: calls by {self._model} cannot be held to their schemas, because "
-                f"{reason}; {remedy}"
+                field,
+                f"calls by {self._model} cannot be held to their schemas, because {reason}",
+                remedy,
             ) from None
 
     def _thinks(self, request: GenerationRequest, prompt: list[int]) -> bool:

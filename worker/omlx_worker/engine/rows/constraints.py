@@ -39,7 +39,7 @@ HARMLESS_CHOICES = 10_000
 MOST_SECONDS, MOST_WALL_SECONDS = 2, 10.0
 """CPU time and wall time that the dry run of one grammar may take."""
 
-TOO_SLOW = "{}: the constraint takes too long to follow; make it less ambiguous"
+TOO_SLOW = "the constraint takes too long to follow", "make it less ambiguous"
 """Ends a row whose grammar exceeds its budget of time, and refuses the grammar from then on."""
 
 _DRY_RUN = Path(__file__).with_name("dry_run.py")

@@ -51,8 +51,10 @@ class Encoder:
     def too_long(self, field: str, what: str) -> InvalidRequest:
         """The refusal of a prompt that leaves no room for an answer."""
         return InvalidRequest(
-            f"{field}: {what} do not fit the context of {self._info.model}, "
-            f"{self._info.context_length} tokens with at least one generated; shorten it"
+            field,
+            f"{what} do not fit the context of {self._info.model}, "
+            f"{self._info.context_length} tokens with at least one generated",
+            "shorten it",
         )
 
     def _require_tokens(self, field: str, text: str) -> None:

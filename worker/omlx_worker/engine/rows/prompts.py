@@ -105,8 +105,9 @@ class Prompter:
             thinking = self._chat.thinking(reply, self._budget(request))
         if thinking is None and request.thinking_token_budget is not None:
             raise InvalidRequest(
-                f"thinking_token_budget: {self._info.model} does not mark its thinking; leave it "
-                "out"
+                "thinking_token_budget",
+                f"{self._info.model} does not mark its thinking",
+                "leave it out",
             )
         default = DEFAULT_MAX_TOKENS if request.messages is None else self._chat_tokens
         field = _field_of(request, constraint)
@@ -147,19 +148,20 @@ class Prompter:
             return None
         if self._grammars is None:
             raise InvalidRequest(
-                f"{field}: {self._info.model} takes no constraints, as it does not run "
-                "on the ragged batch; leave it out"
+                field,
+                f"{self._info.model} takes no constraints, as it does not run on the ragged batch",
+                "leave it out",
             )
         try:
             return self._grammars.compile(constraint)
         except TooSlow:
-            raise InvalidRequest(TOO_SLOW.format(field)) from None
+            raise InvalidRequest(field, *TOO_SLOW) from None
         except BadConstraint as error:
             kind = _KINDS[constraint.kind]
             if request.calling and (blamed := field_of(error.rule, request)):
                 field, kind = blamed, "schema"
             raise InvalidRequest(
-                f"{field}: the {kind} cannot be compiled ({error}); change it"
+                field, f"the {kind} cannot be compiled ({error})", "change it"
             ) from None
 
     def _scored(self, request: GenerationRequest) -> int | None:
@@ -167,8 +169,9 @@ class Prompter:
         if alternatives is not None and self._grammars is None:
             field = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
             raise InvalidRequest(
-                f"{field}: {self._info.model} scores no prompts, as it does not run on the ragged "
-                "batch; leave it out"
+                field,
+                f"{self._info.model} scores no prompts, as it does not run on the ragged batch",
+                "leave it out",
             )
         return alternatives
 
@@ -191,15 +194,17 @@ class Prompter:
             tokens = list(request.prompt or ())
             self._check_token_ids("prompt", tokens)
         if not tokens:
-            raise InvalidRequest("prompt: it has no tokens; give at least one character")
+            raise InvalidRequest("prompt", "it has no tokens", "give at least one character")
         return tokens
 
     def _check_token_ids(self, field: str, ids: Any) -> None:
         for token in ids:
             if int(token) >= self._vocabulary:
                 raise InvalidRequest(
-                    f"{field}: token id {token} is outside the vocabulary of {self._info.model}, "
-                    f"{self._vocabulary} tokens; remove it"
+                    field,
+                    f"token id {token} is outside the vocabulary of {self._info.model}, "
+                    f"{self._vocabulary} tokens",
+                    "remove it",
                 )
 
     def _budget(self, request: GenerationRequest) -> int | None:
@@ -236,7 +241,7 @@ def _field_of(request: GenerationRequest, constraint: Constraint | None) -> str:
     """The field that a constraint comes from."""
     if constraint and request.calling and constraint.kind == "grammar":
         return "tools"
-    return "structured_outputs" if request.structured_outputs else "response_format"
+    return request.constraint_field
 
 
 def _seed(seed: int | None, job_id: str, choice: int) -> int:

@@ -34,15 +34,18 @@ def require_short(request: GenerationRequest, rows: Sequence[Row]) -> None:
     parts = [
         (
             n * len(json.dumps(first.echo or "")),
-            f"echo: {n} copies of the prompt {{}}; give a smaller n",
+            "echo",
+            f"{n} copies of the prompt",
+            "give a smaller n",
         )
     ]
     if top is not None:
         parts.append(
             (
                 n * most * (1 + top) * SCORE_BYTES,
-                f"logprobs: {top} alternatives for {n} x {most} tokens {{}}; give a smaller number "
-                "of them, a smaller n or a lower max_completion_tokens",
+                "logprobs",
+                f"{top} alternatives for {n} x {most} tokens",
+                "give a smaller number of them, a smaller n or a lower max_completion_tokens",
             )
         )
     if (scored := first.prompt_logprobs) is not None:
@@ -50,9 +53,11 @@ def require_short(request: GenerationRequest, rows: Sequence[Row]) -> None:
         parts.append(
             (
                 prompt * (1 + scored) * SCORE_BYTES,
-                f"{field}: {scored} alternatives for the {prompt} tokens of the prompt {{}}; "
+                field,
+                f"{scored} alternatives for the {prompt} tokens of the prompt",
                 "give a smaller number or a shorter prompt",
             )
         )
-    if (size := sum(part for part, _ in parts)) > MAX_RESULT_BYTES:
-        raise InvalidRequest(max(parts)[1].format(too_long(size)))
+    if (size := sum(part for part, *_ in parts)) > MAX_RESULT_BYTES:
+        _, field, what, remedy = max(parts)
+        raise InvalidRequest(field, f"{what} {too_long(size)}", remedy)

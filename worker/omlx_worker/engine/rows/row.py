@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import FinishReason, PromptLogprob, RepetitionDetection, TokenLogprob
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.thinking import Thinking
@@ -172,7 +173,7 @@ class Emission:
         marks: those of the tokens; their text may come later.
         reasoning_tokens: those of all the row's tokens so far that are thinking.
         rejoins: whether the row has left, to be added again with all of its tokens.
-        error: why the row failed, one sentence for its user. It has ended then.
+        error: why the row failed. It has ended then.
         prompt_logprobs: of all tokens of the prompt, once, if they were asked for.
     """
 
@@ -189,7 +190,7 @@ class Emission:
     marks: Sequence[Mark] = ()
     reasoning_tokens: int = 0
     rejoins: bool = False
-    error: str | None = None
+    error: InvalidRequest | None = None
     prompt_logprobs: list[PromptLogprob] | None = None
 
 

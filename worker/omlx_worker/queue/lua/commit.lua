@@ -38,21 +38,28 @@ local function expire(name, seconds)
   if seconds > 0 then redis.call('EXPIRE', name, seconds) else redis.call('PERSIST', name) end
 end
 
-local function add_result(job, execution, succeeded, payload, started, ttl)
+-- The result as RQ stores it, with the code and field of a failure.
+local function result_of(succeeded, payload, event)
+  if succeeded then return 'return_value', payload end
+  local failure = cjson.decode(event)
+  return 'exc_string', payload, 'code', failure.code or '', 'field', failure.field or ''
+end
+
+local function add_result(job, execution, succeeded, payload, event, started, ttl)
   local results = RQ .. 'results:' .. job
   redis.call('XADD', results, 'MAXLEN', '~', 10, '*',
-    'type', succeeded and '1' or '2', 'worker_name', worker,
-    succeeded and 'return_value' or 'exc_string', payload, 'execution_id', execution,
-    'execution_started_at', number(started), 'execution_ended_at', ended_at)
+    'type', succeeded and '1' or '2', 'worker_name', worker, 'execution_id', execution,
+    'execution_started_at', number(started), 'execution_ended_at', ended_at,
+    result_of(succeeded, payload, event))
   if ttl > 0 then redis.call('EXPIRE', results, ttl) end
 end
 
 -- Tell the group of the submitter of the end, with the result; all its waits read this one stream.
-local function tell_group(group, job, ending, succeeded, payload)
+local function tell_group(group, job, ending, succeeded, payload, event)
   if not group or group == '' then return end
   redis.pcall('XADD', ends .. group, 'MINID', '~', math.floor((time - kept) * 1000), '*',
     'job', job, 'status', ending, 'type', succeeded and '1' or '2',
-    succeeded and 'return_value' or 'exc_string', payload)
+    result_of(succeeded, payload, event))
   redis.call('EXPIRE', ends .. group, kept)
 end
 
@@ -114,7 +121,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local started = tonumber(redis.call('HGET', execution_key(job, execution), 'created_at') or '')
   -- Anybody can write what is no time.
   if not (started and started >= 0 and started <= time) then started = time end
-  if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
+  if ttl ~= 0 then add_result(job, execution, succeeded, payload, event, started, ttl) end
 
   if ttl == 0 then
     redis.call('DEL', key, executions_key(job))
@@ -134,7 +141,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   end
   drop_execution(queue, job, execution)
   announce(job, id, event, succeeded, ttl)
-  tell_group(fields[7], job, ending, succeeded, payload)
+  tell_group(fields[7], job, ending, succeeded, payload, event)
   if run ~= '' then settle_row(queue, run, row, line, counts) end
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
   working = working + time - started

@@ -237,8 +237,8 @@ def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
     with pytest.raises(InvalidRequest) as refused:
         constrained.rows(ask(structured_outputs={"regex": "[a-z"}), "job")
     assert str(refused.value) == (
-        "structured_outputs: the regular expression cannot be compiled (unclosed character class); "
-        "change it"
+        "structured_outputs.regex: the regular expression cannot be compiled (unclosed character "
+        "class); change it"
     )
     [row] = constrained.rows(ask(structured_outputs={"regex": "[a-z]"}), "job")
     assert row.grammar is not None
@@ -255,7 +255,7 @@ def test_a_constraint_that_was_too_slow_to_follow_is_refused_by_its_field() -> N
     with pytest.raises(InvalidRequest) as refused:
         prompter.rows(request, "job")
     assert str(refused.value) == (
-        "structured_outputs: the constraint takes too long to follow; make it less ambiguous"
+        "structured_outputs.regex: the constraint takes too long to follow; make it less ambiguous"
     )
 
 
