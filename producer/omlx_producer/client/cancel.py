@@ -18,7 +18,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from omlx_producer.client.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
-from omlx_producer.errors import OmlxQueueError
+from omlx_producer.errors import OmlxQueueError, UnknownJob
 from omlx_producer.wire import (
     ENDED_SECONDS,
     GROUP_FIELD,
@@ -50,8 +50,13 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
         UnknownJob: if the job does not exist.
         OmlxQueueError: if its state changed at every try.
     """
-    for _ in range(TRIES):
-        job = fetch_job(connection, job_id)
+    for count in range(TRIES):
+        try:
+            job = fetch_job(connection, job_id)
+        except UnknownJob:
+            if count:
+                return "over"
+            raise
         status = job.get_status(refresh=False).value
         if status in ENDINGS:
             return "over"

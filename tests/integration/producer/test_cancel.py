@@ -94,6 +94,24 @@ def test_a_job_taken_while_it_is_cancelled_is_stopped_instead(
     assert not connection.exists(f"omlx:events:{job.id}")
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_job_that_ends_and_expires_while_it_is_cancelled_is_over(
+    connection: redis.Redis, job: JobHandle, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """It goes between the look at its status and the cancellation."""
+    if begun:
+        FakeWorker(connection, job.id).start()
+    for method in ("eval", "pipeline"):
+        call = getattr(connection, method)
+
+        def gone_first(*args: Any, call: Any = call, **kwargs: Any) -> Any:
+            connection.delete(f"{RQ}:job:{job.id}")
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(connection, method, gone_first)
+    assert cancel.cancel_job(connection, job.id, keep_for=60) == "over"
+
+
 def test_a_job_that_runs_nowhere_does_not_hang_its_canceller(
     connection: redis.Redis, job: JobHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
