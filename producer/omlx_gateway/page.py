@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import re
 from functools import cache
@@ -11,7 +10,6 @@ from importlib import resources
 from typing import Any
 
 import redis
-from redis.utils import str_if_bytes
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
@@ -19,14 +17,13 @@ from starlette.routing import Route
 from omlx_gateway.access import PAGE_HEADER, require_admin
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
-from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch
+from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch, BatchState
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import read_rates, server_time
-from omlx_producer.errors import UnknownJob
-from omlx_producer.operate import pause_model, read_overview, resume_model
+from omlx_producer.figures import read_batches, read_figures
+from omlx_producer.operate import pause_model, resume_model
 
 BATCHES_SHOWN = 50
-_BATCH_FIELDS = ("id", "state", "rows", "ok", "failures", "left", "created_at", "ended_at")
 
 
 def page(_: Request) -> HTMLResponse:
@@ -40,8 +37,8 @@ def status(request: Request) -> JSONResponse:
     connection = Gateway.of(request).blocking
     found = {
         "at": server_time(connection),
-        "models": read_overview(connection),
-        "batches": read_latest_batches(connection),
+        "models": [model.model_dump() for model in read_figures(connection)],
+        "batches": [batch.model_dump() for batch in read_latest_batches(connection)],
     }
     return JSONResponse(found, headers={"Cache-Control": "no-store"})
 
@@ -82,21 +79,14 @@ routes = [
 ]
 
 
-def read_latest_batches(connection: redis.Redis) -> list[dict[str, Any]]:
+def read_latest_batches(connection: redis.Redis) -> list[BatchState]:
     """Open batches and runs, then those that ended in the last seven days; the newest first."""
-    last = BATCHES_SHOWN - 1
-    runs = [
-        *connection.zrange(BATCHES_KEY, 0, last, desc=True),
-        *connection.zrange(BATCHES_ENDED_KEY, 0, last, desc=True),
+    runs: list[Any] = [
+        run
+        for key in (BATCHES_KEY, BATCHES_ENDED_KEY)
+        for run in connection.zrange(key, 0, BATCHES_SHOWN - 1, desc=True)
     ]
-    found = []
-    for run in list(dict.fromkeys(map(str_if_bytes, runs)))[:BATCHES_SHOWN]:
-        # It may expire meanwhile.
-        with contextlib.suppress(UnknownJob):
-            state = Batch(connection, f"batch-{run}").look()
-            told = state.as_dict()
-            found.append({**{name: told[name] for name in _BATCH_FIELDS}, "models": state.models})
-    return found
+    return read_batches(connection, list(dict.fromkeys(runs))[:BATCHES_SHOWN])
 
 
 def _require_page(request: Request) -> None:

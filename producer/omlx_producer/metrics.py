@@ -19,32 +19,19 @@ from prometheus_client.registry import Collector
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
-from redis.utils import str_if_bytes
 
-from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch, BatchState
+from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, BatchState
 from omlx_producer.cli.common import port_error
-from omlx_producer.client.models import read_models
-from omlx_producer.client.waiting import date_seconds, queued_models, read_waiting
-from omlx_producer.client.workers import living, server_time, workers_key
+from omlx_producer.client.workers import server_time
 from omlx_producer.connection import connect
-from omlx_producer.errors import MalformedResult, OmlxQueueError, UnknownJob
-from omlx_producer.wire import PRIORITIES, read_queue_name
+from omlx_producer.errors import OmlxQueueError
+from omlx_producer.figures import read_batches, read_figures
 
 STATUSES = {"done": "completed", "expired": "expired", "cancelled": "cancelled"}
 """OpenAI's names of a batch's states."""
 
 HOUR = 3600.0
 _LATENCIES = (10, 60, 300, 900, 1800, HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, 16 * HOUR, 24 * HOUR)
-
-# When the first rows of these lists were uploaded.
-_HEADS = """
-local dates = {}
-for i, key in ipairs(KEYS) do
-  local entry = redis.pcall('LINDEX', key, 0)
-  dates[i] = type(entry) == 'string' and string.match(entry, '^%S+ %S+ (%S+)') or false
-end
-return dates
-"""
 
 
 def scraping_client(url: str) -> redis.Redis:
@@ -89,7 +76,6 @@ class QueueCollector(Collector):
     def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        self._since: float | None = None
         self._latency = Histogram(
             "omlx_batch_job_e2e_latency_seconds",
             "From the upload of a batch to its last row, of batches that ended while this runs.",
@@ -99,23 +85,24 @@ class QueueCollector(Collector):
         )
         for status in STATUSES.values():
             self._latency.labels(status)
+        self._since: float | None = None
         with contextlib.suppress(RedisError):
-            self._note_ends(server_time(connection))
+            self._since = server_time(connection)
 
     def collect(self) -> Iterable[Metric]:
         up, found = True, list[Metric]()
         try:
             with self._lock:
-                now = server_time(self._connection)
-                self._note_ends(now)
-                found = [*self._read(now), *self._latency.collect()]
+                self._note_ends()
+                found = [*self._read(), *self._latency.collect()]
         except RedisError as error:
             # A key of another type is no outage.
             up = isinstance(error, ResponseError)
         yield GaugeMetricFamily("omlx_redis_up", "Whether Redis answers.", up)
         yield from found
 
-    def _read(self, now: float) -> list[Metric]:
+    def _read(self) -> Iterator[Metric]:
+        models, states = read_figures(self._connection), self._states(BATCHES_KEY)
         workers = GaugeMetricFamily(
             "omlx_workers", "Workers of a model that have not fallen silent.", labels=["model_name"]
         )
@@ -129,83 +116,36 @@ class QueueCollector(Collector):
             "Age of the oldest of them that is first in its queue or batch; 0 if none waits.",
             labels=["model_name"],
         )
-        rows = GaugeMetricFamily(
-            "omlx_batch_rows", "Rows of the batches that are open, by state.", labels=["state"]
-        )
-        batches = GaugeMetricFamily("omlx_batches_open", "Batches that are open.")
-        runs: Any = self._connection.zrange(BATCHES_KEY, 0, -1)
-        states = list(filter(None, map(self._state, runs)))
-        waiting, running, dates = self._rows(states)
-        models = {
-            *read_models(self._connection),
-            *queued_models(self._connection),
-            *(model for model, _ in waiting),
-        }
-        for model in sorted(models):
-            queued = read_waiting(self._connection, model, now)
-            entries = self._connection.hgetall(workers_key(model))
-            workers.add_metric([model], len(living(entries, now)))
-            for name in PRIORITIES:
-                count = queued.counts[name] + waiting.get((model, name), 0)
-                length.add_metric([model, name], count)
-            ages = [now - date for date in dates.get(model, ())]
-            oldest.add_metric([model], max(0.0, queued.oldest_seconds or 0.0, *ages))
+        for model in models:
+            workers.add_metric([model.alias], len(model.workers))
+            oldest.add_metric([model.alias], model.oldest_seconds or 0.0)
+            for priority, queue in model.queues.items():
+                length.add_metric([model.alias, priority], queue.waiting)
+        waiting = sum(queue.batch_rows for model in models for queue in model.queues.values())
         counts = {
-            "waiting": sum(waiting.values()),
-            "running": running,
+            "waiting": waiting,
+            "running": max(0, sum(state.left for state in states) - waiting),
             "ok": sum(state.ok for state in states),
             "failed": sum(state.failed for state in states),
         }
-        for state, count in counts.items():
-            rows.add_metric([state], count)
-        batches.add_metric([], len(states))
-        return [workers, length, oldest, rows, batches]
+        rows = GaugeMetricFamily(
+            "omlx_batch_rows", "Rows of the batches that are open, by state.", labels=["state"]
+        )
+        for name, count in counts.items():
+            rows.add_metric([name], count)
+        open_batches = GaugeMetricFamily("omlx_batches_open", "Open batches.", len(states))
+        yield from (workers, length, oldest, rows, open_batches)
 
-    def _state(self, run: bytes) -> BatchState | None:
-        """The state of a batch; None if it has gone or is broken."""
-        batch = Batch.of_run(self._connection, str_if_bytes(run))
-        with contextlib.suppress(UnknownJob, MalformedResult):
-            return batch.read()
-        return None
-
-    def _rows(
-        self, states: Iterable[BatchState]
-    ) -> tuple[dict[tuple[str, str], int], int, dict[str, list[float]]]:
-        """Rows of batches: those that wait by model and priority, how many run, and the dates of
-        the first that wait by model."""
-        lists = []
-        for state in states:
-            batch = Batch(self._connection, state.id)
-            lists += [
-                (named, batch.waiting_key(queue), batch.running_key(queue))
-                for queue in state.queues
-                if (named := read_queue_name(queue))
-            ]
-        if not lists:
-            return {}, 0, {}
-        with self._connection.pipeline(transaction=False) as pipe:
-            for _, waits, runs in lists:
-                pipe.llen(waits)
-                pipe.hlen(runs)
-            pipe.eval(_HEADS, len(lists), *(waits for _, waits, _ in lists))
-            *counts, heads = pipe.execute()
-        waiting, dates = dict[tuple[str, str], int](), dict[str, list[float]]()
-        for (named, *_), count, head in zip(lists, counts[::2], heads, strict=True):
-            waiting[named] = waiting.get(named, 0) + count
-            if (date := date_seconds(head)) is not None:
-                dates.setdefault(named[0], []).append(date)
-        return waiting, sum(counts[1::2]), dates
-
-    def _note_ends(self, now: float) -> None:
+    def _note_ends(self) -> None:
         """Count the batches that have ended since the last time."""
-        if self._since is not None:
-            ended: Any = self._connection.zrangebyscore(
-                BATCHES_ENDED_KEY, f"({self._since}", "+inf"
-            )
-            for state in filter(None, map(self._state, ended)):
-                if state.over and state.ended_at is not None:
-                    self._since = max(self._since, state.ended_at)
-                    seconds = state.ended_at - state.created_at
-                    self._latency.labels(STATUSES[state.state]).observe(seconds)
-        else:
-            self._since = now
+        if self._since is None:
+            self._since = server_time(self._connection)
+        for state in self._states(BATCHES_ENDED_KEY, f"({self._since}"):
+            if state.state in STATUSES and state.ended_at is not None:
+                self._since = max(self._since, state.ended_at)
+                seconds = state.ended_at - state.created_at
+                self._latency.labels(STATUSES[state.state]).observe(seconds)
+
+    def _states(self, key: str, since: str = "-inf") -> list[BatchState]:
+        runs: Any = self._connection.zrangebyscore(key, since, "+inf")
+        return read_batches(self._connection, runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,19 +22,12 @@ from rq.registry import (
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState, open_key
 from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
-from omlx_producer.client.waiting import date_seconds, queue_key, queued_models, read_waiting
-from omlx_producer.client.workers import (
-    WorkerFigures,
-    gone,
-    living,
-    read_workers,
-    server_time,
-    workers_key,
-)
-from omlx_producer.errors import InvalidRequest, ModelNotFound, UnknownJob
+from omlx_producer.client.waiting import date_seconds, queue_key, queued_models
+from omlx_producer.client.workers import read_workers, server_time
+from omlx_producer.errors import InvalidRequest, ModelNotFound
+from omlx_producer.figures import PAUSED_KEY, read_batches
 from omlx_producer.wire import (
     PRIORITIES,
-    ModelInfo,
     Priority,
     events_key,
     queue_name,
@@ -43,9 +35,6 @@ from omlx_producer.wire import (
     wake_channel,
 )
 
-PAUSED_KEY = "omlx:paused"
-"""A set: the aliases of models whose workers take no new jobs. claim.lua looks at it."""
-Overview = list[dict[str, Any]]
 STATUSES: tuple[Status, ...] = ("queued", "started", "finished", "failed", "cancelled")
 PAGE = 500
 # A ring for this many jobs is heard by every worker.
@@ -93,28 +82,6 @@ class ListedJob:
     priority: Priority
     seconds: float | None
     worker: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ListedBatch:
-    """A batch in a list.
-
-    Attributes:
-        seconds: since its creation.
-        size: bytes that its rows and results take in Redis, about.
-    """
-
-    state: BatchState
-    seconds: float
-    size: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures by name, in JSON's types."""
-        return self.state.as_dict() | {
-            "models": self.state.models,
-            "age_seconds": round(self.seconds, 1),
-            "bytes": self.size,
-        }
 
 
 def read_jobs(
@@ -197,35 +164,24 @@ def _look_up(connection: redis.Redis, ids: list[str], now: float) -> Iterator[Li
         )
 
 
-def read_batches(connection: redis.Redis) -> list[ListedBatch]:
+def find_batches(connection: redis.Redis) -> list[BatchState]:
     """All batches and runs, the newest first. Looks through the keys of the server."""
-    now = server_time(connection)
-    batches = []
-    for key in connection.scan_iter("omlx:batch:" + "[0-9a-f]" * 12, count=1000, _type="hash"):
-        run = str_if_bytes(key).rpartition(":")[2]
-        batch = Batch(connection, f"batch-{run}")
-        # It may expire meanwhile.
-        with contextlib.suppress(UnknownJob):
-            state = batch.look()
-            batches.append(
-                ListedBatch(state, max(0.0, now - state.created_at), _size(batch, state))
-            )
-    return sorted(batches, key=lambda listed: listed.seconds)
+    pattern = "omlx:batch:" + "[0-9a-f]" * 12
+    keys = connection.scan_iter(pattern, count=1000, _type="hash")
+    states = read_batches(connection, (str_if_bytes(key).rpartition(":")[2] for key in keys))
+    return sorted(states, key=lambda state: -state.created_at)
 
 
-def _size(batch: Batch, state: BatchState) -> int:
+def batch_bytes(connection: redis.Redis, state: BatchState) -> int:
+    """The bytes that a batch takes in Redis, about."""
+    batch = Batch(connection, state.id)
     keys = [batch.key, batch.results_key, batch.ended_key, f"{batch.key}:rows"]
     for queue in state.queues:
         keys += [batch.waiting_key(queue), batch.running_key(queue)]
-    with batch.connection.pipeline(transaction=False) as pipe:
+    with connection.pipeline(transaction=False) as pipe:
         for key in keys:
             pipe.memory_usage(key)
         return sum(size or 0 for size in pipe.execute())
-
-
-def paused_models(connection: redis.Redis) -> set[str]:
-    """The aliases of paused models."""
-    return {str_if_bytes(alias) for alias in connection.smembers(PAUSED_KEY)}
 
 
 def pause_model(connection: redis.Redis, model: str) -> bool:
@@ -337,45 +293,3 @@ def _delete_batch(batch: Batch) -> None:
         keys += [batch.waiting_key(queue), batch.running_key(queue), open_key(queue)]
     script = batch.connection.register_script(_DELETE_BATCH)
     script(keys=keys, args=[batch.run, Job.redis_job_namespace_prefix, events_key("")])
-
-
-def read_overview(connection: redis.Redis) -> Overview:
-    """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
-
-    Those that have fallen silent lately are ``gone``. The workers of a
-    ``paused`` model take no jobs.
-
-    ``oldest_seconds`` is the age of the oldest job that is first in a queue. A model that no worker
-    has announced is there while jobs wait for it; its limits are None.
-    """
-    models: dict[str, ModelInfo | None] = {**read_models(connection)}
-    now, paused = server_time(connection), paused_models(connection)
-    overview = []
-    for alias in (*models, *sorted(queued_models(connection) - models.keys())):
-        waiting, info = read_waiting(connection, alias, now), models.get(alias)
-        if info is None and not any(waiting.counts.values()) and alias not in paused:
-            continue
-        entries = connection.hgetall(workers_key(alias))
-        overview.append(
-            {
-                "alias": alias,
-                **(info.model_dump() if info else dict.fromkeys(ModelInfo.model_fields)),
-                **waiting.counts,
-                "oldest_seconds": waiting.oldest_seconds,
-                "paused": alias in paused,
-                "workers": [worker.model_dump() for worker in living(entries, now)],
-                "gone": [_told_gone(worker, now) for worker in gone(entries, now)],
-            }
-        )
-    return overview
-
-
-def _told_gone(worker: WorkerFigures, now: float) -> dict[str, Any]:
-    silent = now - worker.at
-    return {
-        "name": worker.name,
-        "jobs": worker.jobs,
-        "silent_seconds": round(silent, 1),
-        # Others look for expired leases four times a lease.
-        "jobs_go_on_in_seconds": round(max(0.0, 1.25 * worker.lease_seconds - silent), 1),
-    }

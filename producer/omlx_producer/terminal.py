@@ -43,3 +43,29 @@ def local_time(moment: datetime | float) -> str:
     if not isinstance(moment, datetime):
         moment = datetime.fromtimestamp(moment, UTC)
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the units that people use."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def in_units(count: int) -> str:
+    """Bytes for people: ``in_units(3 * 2**29)`` is ``1.5 GiB``."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit in ("B", "KiB") else f"{amount:.1f} {unit}"
+
+
+def percent(share: float | None) -> str:
+    """``75%``, or a dash if there is none."""
+    return "-" if share is None else f"{share:.0%}"

@@ -15,7 +15,7 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import Row
-from omlx_producer.wire import MODELS_KEY, GenerationRequest
+from omlx_producer.wire import MODELS_KEY, GenerationRequest, Priority
 from tests.helpers.workers import ALIAS, wait_for
 
 CODE = (
@@ -92,9 +92,15 @@ def jobs_in_redis(connection: redis.Redis) -> int:
     return len(list(connection.scan_iter(f"{RQ}:job:*", count=1000)))
 
 
-def upload(connection: redis.Redis, rows: int = 3, model: str = "demo", **fields: Any) -> Batch:
+def upload(
+    connection: redis.Redis,
+    rows: int = 3,
+    model: str = "demo",
+    priority: Priority = "bulk",
+    **fields: Any,
+) -> Batch:
     """Put a batch into Redis."""
     request = GenerationRequest.parse({"model": model, "prompt": "hi", **fields})
-    batch = Batch.create(connection)
+    batch = Batch.create(connection, priority=priority)
     batch.upload(Row(str(n), n, request, f"{n:024}") for n in range(1, rows + 1))
     return batch

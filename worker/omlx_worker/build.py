@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import ByteSize
 from redis import Redis
 
+from omlx_producer.terminal import in_units
 from omlx_worker.control.worker import GenerationWorker, Machine
-from omlx_worker.decode.budget import in_units
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.mac.machine import Mac, this_system

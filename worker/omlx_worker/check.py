@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pydantic import ByteSize
 
-from omlx_producer.terminal import one_cell
+from omlx_producer.terminal import in_units, one_cell
 from omlx_worker.build import load_engine
-from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.settings import MOST_ROWS, WorkerSettings

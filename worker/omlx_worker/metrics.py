@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -17,8 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from omlx_producer.cli.common import INVALID, fail
-from omlx_producer.errors import OmlxQueueError
+from omlx_producer.client.workers import Exported
 from omlx_producer.metrics import QueueCollector, metrics_server, scraping_client
 from omlx_producer.wire import PRIORITIES
 from omlx_worker.control.worker import GenerationWorker
@@ -48,26 +47,22 @@ def serve_metrics(
 
     Yields the port.
 
-    Ends the program with a sentence if nothing can be served there.
-
     Args:
         url: of Redis.
         gateway: the folder that a gateway shares its metrics in; see `serve_http`.
+
+    Raises:
+        OmlxQueueError: if nothing can be served there.
     """
     metrics = WorkerMetrics(worker, alias)
     worker.observers.add(metrics)
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(scraping_client(url))
+    with scraping_client(url) as client:
         collectors: list[Collector] = [metrics, QueueCollector(client)]
         if gateway is not None:
             collectors.append(MultiProcessCollector(None, gateway))  # type: ignore[no-untyped-call]
-        server = metrics_server(host, port, *collectors)
-        try:
-            served = stack.enter_context(server)
-        except OmlxQueueError as error:
-            fail(INVALID, str(error))
-        log.info("metrics are at http://%s:%d/metrics", host, served)
-        yield served
+        with metrics_server(host, port, *collectors) as served:
+            log.info("metrics are at http://%s:%d/metrics", host, served)
+            yield served
 
 
 class WorkerMetrics(JobObserver, Collector):
@@ -159,49 +154,30 @@ class WorkerMetrics(JobObserver, Collector):
     def collect(self) -> Iterable[Metric]:
         for kept in self._kept:
             yield from kept.collect()
-        yield from self._trouble()
-        if self._worker.decode_thread.loaded:
-            yield from self._decoding()
-            yield from self._memory()
-            yield from self._drafting()
-
-    def _trouble(self) -> Iterator[Metric]:
         worker = self._worker
-        yield self._gauge("redis_away_seconds", "Since Redis answered.", worker.redis_away)
-        yield self._counter("redis_failures", "Calls failed in outages.", worker.redis_failures)
-        yield self._gauge(
-            "unwritten_tokens",
-            "Tokens that wait to be written to Redis.",
-            worker.decode_thread.outbox.waiting,
+        yield from self._told(
+            {
+                Exported("redis_away_seconds", "Since Redis answered."): worker.redis_away,
+                Exported("redis_failures", "Calls failed in outages.", counts=True): (
+                    worker.redis_failures
+                ),
+                Exported("unwritten_tokens", "Tokens that wait to be written to Redis."): (
+                    worker.decode_thread.outbox.waiting
+                ),
+            }
         )
+        yield from self._drafting()
+        if worker.board is not None:
+            yield from self._told(worker.board.figures().exported())
 
-    def _decoding(self) -> Iterator[Metric]:
-        counters, depth = self._worker.decode_thread.counters, self._worker.decode_thread.driver
-        read, cached = counters.prompt_tokens, counters.cached_tokens
-        yield self._gauge("num_requests_running", "Rows in the batch.", counters.batch)
-        yield self._gauge("num_requests_waiting", "Rows outside the batch.", counters.waiting)
-        yield self._gauge("jobs_held", "Jobs under a lease.", len(self._worker.leases))
-        yield self._gauge("draft_depth", "Drafts a row and step, at most, now.", depth.depth)
-        yield self._counter("prompt_tokens", "Prompt tokens read.", read)
-        yield self._counter("prefix_cache_queries", "Prompt tokens, read or not.", read + cached)
-        yield self._counter("prefix_cache_hits", "Prompt tokens not read.", cached)
-        yield self._counter("generation_tokens", "Generated tokens.", counters.tokens)
-        yield self._counter("num_preemptions", "Rows that made place.", counters.pauses)
-        yield self._counter("steps", "Decode steps.", counters.steps)
-        yield self._counter("prompt_windows", "Windows of prompts read.", counters.windows)
-        yield self._counter("decode_rows", "Rows summed over the steps.", counters.rows)
-
-    def _memory(self) -> Iterator[Metric]:
-        budget, sizes = self._worker.decode_thread.budget, self._worker.leases.sizes
-        yield self._gauge("memory_limit_bytes", "For weights and caches.", budget.limit)
-        used = GaugeMetricFamily(
-            "omlx_memory_bytes",
-            "Weights, and the most that the caches of the held rows may take.",
-            labels=[*MODEL, "kind"],
-        )
-        used.add_metric([self._model, "weights"], budget.weights)
-        used.add_metric([self._model, "caches"], budget.bytes_for(sizes) if sizes else 0)
-        yield used
+    def _told(self, figures: Mapping[Exported, float]) -> Iterable[Metric]:
+        families = dict[str, CounterMetricFamily | GaugeMetricFamily]()
+        for exported, figure in figures.items():
+            name, kinds = f"omlx_{exported.name}", ["kind"] if exported.kind else []
+            make = CounterMetricFamily if exported.counts else GaugeMetricFamily
+            family = families.setdefault(name, make(name, exported.text, labels=[*MODEL, *kinds]))
+            family.add_metric([self._model, exported.kind][: 1 + len(kinds)], figure)
+        return families.values()
 
     def _drafting(self) -> Iterator[Metric]:
         name, labels = "omlx_spec_decode_num", [*MODEL, "source"]
@@ -219,16 +195,6 @@ class WorkerMetrics(JobObserver, Collector):
             for place, count in enumerate(by_place or [0]):
                 places.add_metric([self._model, source, str(place)], count)
         yield from (drafted, accepted, places)
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"omlx_{name}", text, labels=MODEL)
-        family.add_metric([self._model], value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"omlx_{name}", text, labels=MODEL)
-        family.add_metric([self._model], value)
-        return family
 
 
 def _since_queued(claim: Claim, at: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from omlx_producer.cli.common import INTERRUPTED, fail, json_option, say
-from omlx_producer.terminal import write
+from omlx_producer.terminal import in_units, write
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, ModelCommand, read_settings, require_mlx, settings_options
@@ -64,7 +64,7 @@ def convert(original: str, output: Path, **options: Any) -> None:
     cache of Hugging Face are not downloaded again.
     """
     require_mlx()
-    from omlx_worker.engine.loading.conversion import Conversion, in_units
+    from omlx_worker.engine.loading.conversion import Conversion
 
     if options["group_size"] and not options["bits"]:
         fail(USAGE, f"--group-size: got {options['group_size']}, but no --bits; give both")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from omlx_producer.cli.common import fail, port_error
 from omlx_producer.environment import PREFIX
+from omlx_producer.errors import OmlxQueueError
 from omlx_worker.options import USAGE
 from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
@@ -60,7 +61,11 @@ def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) ->
             if settings.http is not None:
                 shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="omlx-metrics-"))
             where = settings.metrics_host, settings.metrics_port
-            stack.enter_context(serve_metrics(*where, worker, settings.alias, url, shared))
+            metrics = serve_metrics(*where, worker, settings.alias, url, shared)
+            try:
+                stack.enter_context(metrics)
+            except OmlxQueueError as error:
+                fail(USAGE, str(error))
         if settings.http is not None:
             stack.enter_context(serve_http(settings.http, settings, url, shared))
         yield

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import redis
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, computed_field
 from redis.client import Pipeline
 from redis.exceptions import RedisError, WatchError
 from redis.utils import str_if_bytes
@@ -220,17 +220,17 @@ def is_batch_id(text: str) -> bool:
     return re.fullmatch(r"batch-[0-9a-f]{12}", text) is not None
 
 
-@dataclass(frozen=True)
-class BatchState:
+class BatchState(BaseModel):
     """A batch at one moment.
 
     Attributes:
-        state: uploading, open, cancelling, cancelled, expired or done; of a run also idle, while
-            no row of it is in Redis; of one over HTTP also failed, if its input is wrong;
-            in a list also broken, if its hash cannot be read.
+        state: uploading, open, cancelling, cancelled, expired or done; a run is done while no row
+            of it is in Redis; a batch over HTTP may also be failed, if its input is wrong; in a
+            list one may be broken, if its hash cannot be read.
         failures: failed rows by code.
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
+        created_at, ended_at: in seconds since 1970.
         fetched_at, fetched_to: when its results left Redis, and for which file.
 
     >>> state = producer.batch(["def f(x):"]).wait()
@@ -238,32 +238,32 @@ class BatchState:
     (1, 1, 0, True)
     """
 
+    model_config = ConfigDict(frozen=True)
+
     id: str
-    state: str
-    rows: int
-    ok: int
-    failures: dict[str, int]
-    left: int
-    usage: RowUsage
-    queues: tuple[str, ...]
-    created_at: float
-    ended_at: float | None
-    fetched_at: float | None = None
+    state: str = ""
+    rows: int = 0
+    ok: int = 0
+    failures: dict[str, int] = {}
+    left: int = 0
+    usage: RowUsage = RowUsage()
+    queues: tuple[str, ...] = Field((), exclude=True)
+    created_at: FiniteFloat
+    ended_at: FiniteFloat | None = None
+    fetched_at: FiniteFloat | None = None
     fetched_to: str = ""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def failed(self) -> int:
         return sum(self.failures.values())
 
-    def as_dict(self) -> dict[str, Any]:
-        """The figures by name, in JSON's types."""
-        found = asdict(self) | asdict(self.usage)
-        return {name: value for name, value in found.items() if name not in ("usage", "queues")}
-
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def over(self) -> bool:
         return self.state in OVER
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def models(self) -> list[str]:
         """The aliases that its rows name."""
@@ -276,41 +276,25 @@ class BatchState:
         Raises:
             MalformedResult: if a field is missing or broken.
         """
-
-        def number(name: str, usual: str = "0") -> float:
-            text = found.get(name, usual)
-            with contextlib.suppress(ValueError):
-                if math.isfinite(value := float(text)):
-                    return value
+        failures = {
+            name.removeprefix("failed:"): value
+            for name, value in sorted(found.items())
+            if name.startswith("failed:")
+        }
+        parts = {"id": batch_id, "failures": failures, "usage": found}
+        queues = found.get("queues", "").split()
+        try:
+            state = cls.model_validate({**found, **parts, "queues": queues})
+        except ValidationError as error:
+            where = error.errors()[0]["loc"]
+            name = f"failed:{where[1]}" if where[0] == "failures" else str(where[-1])
             raise MalformedResult(
                 batch_id,
-                f"{batch_id}: {name}: got {text!r:.60} in Redis; set a number, or delete the batch",
-            )
-
-        def count(name: str) -> int:
-            return int(number(name))
-
-        def moment(name: str) -> float | None:
-            return number(name) if name in found else None
-
-        return cls(
-            id=batch_id,
-            state="idle" if "home" in found and count("left") <= 0 else found.get("state", ""),
-            rows=count("rows"),
-            ok=count("ok"),
-            failures={
-                name.removeprefix("failed:"): count(name)
-                for name in sorted(found)
-                if name.startswith("failed:")
-            },
-            left=count("left"),
-            usage=RowUsage(*(count(each.name) for each in fields(RowUsage))),
-            queues=tuple(found.get("queues", "").split()),
-            created_at=number("created_at", ""),
-            ended_at=moment("ended_at"),
-            fetched_at=moment("fetched_at"),
-            fetched_to=found.get("fetched_to", ""),
-        )
+                f"{batch_id}: {name}: got {found.get(name, '')!r:.60} in Redis; set a number, or "
+                "delete the batch",
+            ) from None
+        ended = "home" in found and state.left <= 0
+        return state.model_copy(update={"state": "done"}) if ended else state
 
 
 @dataclass(frozen=True)

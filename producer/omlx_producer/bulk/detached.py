@@ -197,7 +197,7 @@ def require_free(output: Path, batch: Batch) -> None:
 def fetch(
     batch: Batch, state: BatchState, output: Path, form: TableForm, *, keep: bool
 ) -> dict[Path, int]:
-    """Write the results so far; unless they are kept, those of a batch that is over leave Redis.
+    """Write the results so far; unless they are kept, those of a batch that has ended leave Redis.
 
     Returns:
         How many rows are in each file.
@@ -206,7 +206,7 @@ def fetch(
         UnknownJob: if some are missing in Redis. Files and results are as they were.
     """
     files = write_results(batch.results(state), output, form)
-    if state.over and not keep:
+    if state.ended_at is not None and not keep:
         batch.drop_results(place_of(output))
     return files
 

@@ -23,7 +23,7 @@ from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
 from omlx_producer.client.waiting import read_started
 from omlx_producer.client.workers import read_workers
-from omlx_producer.terminal import counted, write
+from omlx_producer.terminal import counted, duration, write
 from omlx_producer.wire import row_job_id
 
 Style = Literal["auto", "bar", "ndjson", "none"]
@@ -348,12 +348,3 @@ def ignored_text(ignored: Mapping[str, int]) -> str:
 def say_ignored(ignored: Mapping[str, int]) -> None:
     if ignored:
         write(ignored_text(ignored) + "\n", err=True)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the units that people use."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.terminal import counted, local_time, write
 
 LOOK_SECONDS, CANCEL_SECONDS = 0.1, 10.0
-TIMES = ("created_at", "ended_at", "fetched_at")
 # What `status` shows of a batch even if it is 0.
 ALWAYS = ("rows", "ok")
 
@@ -94,21 +92,17 @@ def results(
 def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     """``omlx-submit status`` of a batch."""
     with open_producer(url) as producer:
-        state = Batch(producer.connection, batch_id).read().as_dict()
+        state = Batch(producer.connection, batch_id).read()
     if as_json:
-        write(json.dumps(state) + "\n")
-    else:
-        known = {
-            name: _shown(name, value) for name, value in state.items() if value or name in ALWAYS
-        }
-        write("".join(f"{name:<17} {value}\n" for name, value in known.items()))
-
-
-def _shown(name: str, value: Any) -> Any:
-    """A figure of a batch as people read it."""
-    if name == "failures":
-        return ", ".join(f"{count} {code}" for code, count in value.items())
-    return local_time(value) if name in TIMES else value
+        write(state.model_dump_json() + "\n")
+        return
+    figures = state.model_dump(exclude={"over", "failed"})
+    figures |= figures.pop("usage")
+    figures["models"] = ", ".join(state.models)
+    figures["failures"] = ", ".join(f"{count} {code}" for code, count in state.failures.items())
+    for name, value in figures.items():
+        if value or name in ALWAYS:
+            write(f"{name:<17} {local_time(value) if name.endswith('_at') else value}\n")
 
 
 def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import click
 import redis
 
-from omlx_producer.bulk.progress import duration
 from omlx_producer.cli.common import (
     INVALID,
     SectionedCommand,
@@ -24,20 +23,21 @@ from omlx_producer.cli.common import (
 from omlx_producer.cli.overview import Fitted, TableConsole
 from omlx_producer.cli.session import open_producer
 from omlx_producer.client.outcome import Status
+from omlx_producer.client.workers import server_time
 from omlx_producer.errors import InvalidRequest, UnknownJob
 from omlx_producer.operate import (
     STATUSES,
-    ListedBatch,
     ListedJob,
+    batch_bytes,
     delete_by_id,
     drain_worker,
+    find_batches,
     pause_model,
-    read_batches,
     read_jobs,
     requeue_job,
     resume_model,
 )
-from omlx_producer.terminal import write
+from omlx_producer.terminal import duration, in_units, write
 
 SHOWN_JOBS = 100
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -59,40 +59,30 @@ def _seconds(_: click.Context, __: click.Parameter, text: str | None) -> float:
 def batches(as_json: bool, redis_url: str | None) -> None:
     """List all batches: progress, age and bytes in Redis."""
     with open_producer(redis_url) as producer:
-        found = read_batches(producer.connection)
+        found = find_batches(producer.connection)
+        sizes = [batch_bytes(producer.connection, batch) for batch in found]
+        now = server_time(producer.connection)
     if as_json:
-        write("".join(json.dumps(batch.as_dict()) + "\n" for batch in found))
+        for batch, size in zip(found, sizes, strict=True):
+            write(json.dumps(batch.model_dump() | {"bytes": size}) + "\n")
     elif found:
-        TableConsole().print(
-            Fitted(list(map(_batch_cells, found)), ("models",), ("models", "failed", "in Redis"))
-        )
+        rows = [
+            {
+                "batch": batch.id,
+                "state": batch.state,
+                "ended": "-"
+                if batch.state == "uploading"
+                else f"{batch.ok + batch.failed}/{batch.rows}",
+                "failed": str(batch.failed),
+                "age": duration(max(0.0, now - batch.created_at)),
+                "in Redis": in_units(size),
+                "models": " ".join(batch.models),
+            }
+            for batch, size in zip(found, sizes, strict=True)
+        ]
+        TableConsole().print(Fitted(rows, ("models",), ("models", "failed", "in Redis")))
     else:
         click.echo("no batches", err=True)
-
-
-def _batch_cells(batch: ListedBatch) -> dict[str, str]:
-    state = batch.state
-    ended = "-" if state.state == "uploading" else f"{state.ok + state.failed}/{state.rows}"
-    return {
-        "batch": state.id,
-        "state": state.state,
-        "ended": ended,
-        "failed": str(state.failed),
-        "age": _age(batch.seconds),
-        "in Redis": _size(batch.size),
-        "models": " ".join(state.models),
-    }
-
-
-def _age(seconds: float) -> str:
-    days = int(seconds // _UNITS["d"])
-    return f"{days} d" if days > 1 else duration(seconds)
-
-
-def _size(count: int) -> str:
-    """Bytes in a unit that keeps the number short."""
-    power = min(3, max(0, count.bit_length() - 1) // 10)
-    return f"{count / 1024**power:.0f} {'BKMG'[power]}"
 
 
 @click.command(cls=SectionedCommand)
@@ -154,7 +144,7 @@ def _job_cells(job: ListedJob) -> dict[str, str]:
     return {
         "job": job.id,
         "state": job.state,
-        "for": "-" if job.seconds is None else _age(job.seconds),
+        "for": "-" if job.seconds is None else duration(job.seconds),
         "model": job.model,
         "priority": job.priority,
         "worker": job.worker or "-",

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import redis
 from redis.exceptions import RedisError
@@ -18,14 +18,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from omlx_producer.bulk.progress import duration
-from omlx_producer.client.workers import WorkerFigures
-from omlx_producer.operate import Overview, read_overview
+from omlx_producer.figures import ModelFigures, read_figures
 from omlx_producer.outage import passes, waiting_text
-from omlx_producer.terminal import counted, local_time, one_cell, write
-from omlx_producer.wire import PRIORITIES
+from omlx_producer.terminal import duration, one_cell, write
 
-MIB, GIB = 2**20, 2**30
 # Columns of a folded name, at least, and those between two columns.
 LEAST_NAME, GAP = 12, 2
 NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
@@ -38,8 +34,8 @@ class TableConsole(Console):
         raise
 
 
-def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) -> NoReturn:
-    """Show the overview until interrupted, also while Redis is away.
+def watch_figures(connection: redis.Redis, seconds: float, *, as_json: bool) -> NoReturn:
+    """Show the models until interrupted, also while Redis is away.
 
     A terminal is redrawn. Otherwise each turn prints a block, or a line of JSON.
 
@@ -50,70 +46,64 @@ def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) ->
     live = None
     if sys.stdout.isatty() and console.is_interactive and not as_json:
         live = Live(console=console, auto_refresh=False)
-    overview, trouble = read_overview(connection), ""
+    models, trouble = read_figures(connection), ""
     with live or contextlib.nullcontext():
         while True:
             if as_json:
-                found = {"error": trouble} if trouble else {"models": overview}
-                write(json.dumps({"at": time.time(), **found}) + "\n")
+                found = [model.model_dump() for model in models]
+                told = {"error": trouble} if trouble else {"models": found}
+                write(json.dumps({"at": time.time(), **told}) + "\n")
             else:
-                view = Group(_headline(trouble, seconds), draw_overview(overview))
+                view = Group(_headline(trouble, seconds), draw_figures(models))
                 if live is None:
                     console.print(view)
                 else:
                     live.update(view, refresh=True)
             time.sleep(seconds)
             try:
-                overview, trouble = read_overview(connection), ""
+                models, trouble = read_figures(connection), ""
             except RedisError as error:
                 if not passes(error):
                     raise
                 trouble = waiting_text(error)
 
 
-def draw_overview(overview: Overview) -> RenderableType:
+def draw_figures(models: Sequence[ModelFigures]) -> RenderableType:
     """A table of models and their queues, and one of workers for each model."""
-    if not overview:
+    if not models:
         return Text(NO_MODEL)
-    rows: list[dict[str, str]] = []
-    for model in overview:
-        oldest = model["oldest_seconds"]
-        rows.append(
-            {
-                "model": model["alias"],
-                "serves": model["model"] or "not announced",
-                **{priority: str(model[priority]) for priority in PRIORITIES},
-                "oldest": "-" if oldest is None else duration(oldest),
-                "workers": str(len(model["workers"])),
-            }
-        )
+    rows = [
+        {
+            "model": model.alias,
+            "serves": model.info.model if model.info else "not announced",
+            **{name: str(queue.waiting) for name, queue in model.queues.items()},
+            "oldest": "-" if model.oldest_seconds is None else duration(model.oldest_seconds),
+            "workers": str(len(model.workers)),
+        }
+        for model in models
+    ]
     parts: list[RenderableType] = [Fitted(rows, ("model", "serves"), ("serves", "oldest"))]
-    parts += [_workers(model) for model in overview if model["workers"]]
-    if len(parts) == 1:
-        parts.append(Text("no worker is running", style="yellow"))
-    workers = [each for model in overview for each in model["workers"]]
-    parts += [_choice(each) for each in workers if _chooses(each)]
-    parts += [_slowed(each) for each in workers if each["conditions"]]
-    parts += [_rest(each) for each in workers if each["rests_until"]]
-    parts += [_pause(model["alias"]) for model in overview if model["paused"]]
-    return Group(*parts, *(_farewell(model, each) for model in overview for each in model["gone"]))
+    parts += [_workers(model) for model in models if model.workers]
+    parts += [Text(one_cell(line), style="dim") for model in models for line in model.depths]
+    parts += [Text(one_cell(line), style="yellow") for model in models for line in model.notes]
+    return Group(*parts)
 
 
-def draw_models(models: Overview) -> RenderableType:
-    """A table of models and their limits."""
+def draw_models(models: Sequence[ModelFigures]) -> RenderableType:
+    """A table of announced models and their limits."""
     rows = []
     for model in models:
-        workers, drafts = model["workers"], model["draft_depth"]
+        if (info := model.info) is None:
+            continue
+        drafts, workers = info.draft_depth, model.workers
         rows.append(
             {
-                "model": model["alias"],
-                "serves": model["model"],
-                "context": str(model["context_length"]),
+                "model": model.alias,
+                "serves": info.model,
+                "context": str(info.context_length),
                 "drafts": "?" if drafts is None else f"up to {drafts}" if drafts else "none",
                 "workers": str(len(workers)),
-                "rows": _share(
-                    sum(w["rows"] for w in workers), sum(w["max_rows"] for w in workers)
-                ),
+                "rows": f"{sum(w.rows for w in workers)}/{sum(w.max_rows for w in workers)}",
             }
         )
     return Fitted(rows, ("model", "serves"), ("serves",))
@@ -163,86 +153,10 @@ def _headline(trouble: str, seconds: float) -> Text:
     return Text(f"{time.strftime('%H:%M:%S')}, every {seconds:g} s; Ctrl-C ends", style="dim")
 
 
-def _workers(model: dict[str, Any]) -> Fitted:
-    workers = [WorkerFigures.model_validate(figures) for figures in model["workers"]]
-    title = f"workers of {model['alias']}"
-    rows = [{title: worker.name, **_cells(worker)} for worker in workers]
-    if not any(worker.cached for worker in workers):
-        for row in rows:
-            del row["cached"]
-    dispensable = [
-        name for name in ("cached", "accept", "wait", "depth", "memory") if name in rows[0]
-    ]
-    return Fitted(rows, (title,), dispensable)
-
-
-def _chooses(worker: dict[str, Any]) -> bool:
-    """Whether a worker measures what drafts bring, and has a batch to draft for."""
-    return worker["mode"] == "auto" and worker["rows"] > 0 and bool(worker["reason"])
-
-
-def _choice(worker: dict[str, Any]) -> Text:
-    """Why a worker drafts as deep as it does."""
-    return Text(one_cell(f"{worker['name']} drafts: {worker['reason']}"), style="dim")
-
-
-def _slowed(worker: dict[str, Any]) -> Text:
-    """What slows a worker's machine, or keeps it from taking jobs."""
-    told = f"{worker['name']}: {', '.join(worker['conditions'])}"
-    if worker["state"] == "on battery":
-        told += "; it takes no jobs (--only-on-power)"
-    return Text(one_cell(told), style="yellow")
-
-
-def _rest(worker: dict[str, Any]) -> Text:
-    """When the hours of a worker begin."""
-    told = f"{worker['name']} rests until {local_time(worker['rests_until'])} (--hours)"
-    return Text(one_cell(told), style="yellow")
-
-
-def _pause(alias: str) -> Text:
-    told = f"{alias} is paused; omlx-submit resume {alias} lets it go on"
-    return Text(one_cell(told), style="yellow")
-
-
-def _farewell(model: dict[str, Any], worker: dict[str, Any]) -> Text:
-    """What becomes of the jobs of a worker that is gone."""
-    jobs, seconds = counted(worker["jobs"], "job"), worker["jobs_go_on_in_seconds"]
-    verb = "goes" if worker["jobs"] == 1 else "go"
-    what = f"; its {jobs} {verb} on elsewhere"
-    if not worker["jobs"]:
-        what = ""
-    elif not model["workers"]:
-        what = f"; its {jobs} {verb} on once another worker serves {model['alias']}"
-    elif seconds:
-        what += f" in {seconds:.0f} s"
-    silent = duration(worker["silent_seconds"])
-    return Text(one_cell(f"{worker['name']} has been silent for {silent}{what}"), style="yellow")
-
-
-def _cells(worker: WorkerFigures) -> dict[str, str]:
-    """What the table says of a worker, by column."""
-    used = worker.weight_bytes + worker.cache_bytes
-    return {
-        "state": worker.state,
-        "rows": _share(worker.rows, worker.max_rows),
-        "wait": str(worker.waiting),
-        "depth": f"{worker.depth} ({worker.mode})",
-        "accept": _percent(worker.acceptance),
-        "cached": _percent(worker.cached),
-        "tok/s": f"{worker.tokens_per_second:.0f}",
-        "memory": f"{_size(used)}/{worker.memory_limit / GIB:.1f} G",
-    }
-
-
-def _size(count: int) -> str:
-    """Bytes in the unit of the limit beside it, or if that would be 0.0 in MiB."""
-    return f"{count / GIB:.1f}" if count >= GIB / 10 else f"{count / MIB:.0f} M"
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part}/{whole}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+def _workers(model: ModelFigures) -> Fitted:
+    title = f"workers of {model.alias}"
+    rows = [{title: row["worker"], **row} for row in model.table]
+    for row in rows:
+        del row["worker"]
+    dispensable = ("cached", "accept", "wait", "depth", "memory")
+    return Fitted(rows, (title,), [name for name in dispensable if name in rows[0]])

@@ -115,7 +115,7 @@ def redis_error(error: RedisError, url: str, elsewhere: str = _ELSEWHERE) -> str
     """
     if meant := complaint(error):
         reason = "; ".join(meant)
-    elif str(error).startswith("unknown command"):
+    elif "unknown command" in str(error):
         reason = _SENTINEL
     else:
         reason = tls_problem(error, url) or next(

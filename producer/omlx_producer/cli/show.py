@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import redis
 from redis.exceptions import RedisError
@@ -15,11 +16,10 @@ from rq.job import Job
 from omlx_producer.cli.common import program_name
 from omlx_producer.client.outcome import WAITING, Outcome
 from omlx_producer.client.waiting import queue_key
-from omlx_producer.client.workers import living, workers_key
-from omlx_producer.operate import PAUSED_KEY
+from omlx_producer.figures import read_figures
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.producer import Producer
-from omlx_producer.terminal import counted, local_time, write
+from omlx_producer.terminal import counted, write
 from omlx_producer.wire import (
     PRIORITIES,
     CancelledEvent,
@@ -33,23 +33,13 @@ from omlx_producer.wire import (
 LOOK_SECONDS = 3.0
 
 
-class Reason(NamedTuple):
-    """A sentence with a place for a figure or a name. Another figure is no other reason."""
-
-    text: str
-    detail: object = ""
-
-    def __str__(self) -> str:
-        return self.text.format(self.detail)
-
-
-AWAY = Reason("Redis is away; trying again for up to {:g} s", RECONNECT_SECONDS)
+AWAY = f"Redis is away; trying again for up to {RECONNECT_SECONDS:g} s"
 
 
 class WaitReasons:
     """Looks at a job after `LOOK_SECONDS` without an event, from its own thread.
 
-    A look is one call of Redis. It prints a line if the reason is another than before.
+    It prints a line if the reason is another than before. Another number of jobs is none.
     """
 
     def __init__(self, connection: redis.Redis, job_id: str) -> None:
@@ -90,49 +80,35 @@ class WaitReasons:
                 reason = AWAY
             if self._heard.is_set() or self._over.is_set():
                 continue
-            if reason is not None and reason.text != said:
+            about = reason and re.sub("[0-9]+ jobs?", "", reason)
+            if reason is not None and about != said:
                 write(f"{self._line_break}{self._program}: {reason}\n", err=True)
-            said = reason and reason.text
+            said = about
 
-    def _look(self) -> Reason | None:
+    def _look(self) -> str | None:
         """Why the job shows nothing; None if it runs, has ended, or is none of this package's."""
         key = Job.key_for(self._job_id)
         self._queue = self._queue or str_if_bytes(self._connection.hget(key, "origin") or "")
         if (found := read_queue_name(self._queue)) is None:
             return None
-        model, priority = found
-        upwards = PRIORITIES[: PRIORITIES.index(priority) + 1]
-        *better, own = (queue_key(model, each) for each in upwards)
+        alias, priority = found
+        *better, own = PRIORITIES[: PRIORITIES.index(priority) + 1]
         with self._connection.pipeline(transaction=False) as pipe:
             pipe.hget(key, "status")
-            pipe.hgetall(workers_key(model))
-            pipe.time()
-            pipe.sismember(PAUSED_KEY, model)
-            pipe.lpos(own, self._job_id)
-            for queue in better:
-                pipe.llen(queue)
-            status, entries, (now, _), paused, *ahead = pipe.execute()
+            pipe.lpos(queue_key(alias, own), self._job_id)
+            status, ahead = pipe.execute()
         if status not in (*WAITING, b"started"):
             return None
         if status not in (b"queued", b"started"):
-            return Reason("RQ holds the job back: it is {}", str_if_bytes(status))
-        workers = living(entries, now)
-        if not workers:
-            return Reason("no worker serves {}; the job waits for one", model)
-        if status == b"started":
+            return f"RQ holds the job back: it is {str_if_bytes(status)}"
+        [model] = read_figures(self._connection, alias)
+        if status == b"started" and model.workers:
             return None
-        if paused:
-            return Reason("{0} is paused; omlx-submit resume {0} lets it go on", model)
-        if all(worker.state == "suspended" for worker in workers):
-            return Reason("the workers of {} are suspended; rq resume lets them go on", model)
-        if all(worker.state == "on battery" for worker in workers):
-            return Reason("the workers of {} wait for power: their Macs are on battery", model)
-        if all(worker.rests_until for worker in workers):
-            begin = local_time(min(worker.rests_until or 0 for worker in workers))
-            return Reason(f"the workers of {{}} rest until {begin}", model)
-        if jobs := sum(count or 0 for count in ahead):
-            return Reason("waiting behind {}", counted(jobs, "job"))
-        return Reason("the job is the next that a worker of {} takes", model)
+        if model.held_up:
+            return model.held_up
+        if jobs := (ahead or 0) + sum(model.queues[each].waiting for each in better):
+            return f"waiting behind {counted(jobs, 'job')}"
+        return f"the job is the next that a worker of {alias} takes"
 
 
 class TextWriter:

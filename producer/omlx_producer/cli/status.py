@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import click
@@ -23,12 +23,12 @@ from omlx_producer.cli.common import (
 from omlx_producer.cli.overview import (
     NO_MODEL,
     TableConsole,
+    draw_figures,
     draw_models,
-    draw_overview,
-    watch_overview,
+    watch_figures,
 )
 from omlx_producer.cli.session import open_producer
-from omlx_producer.operate import Overview, read_overview
+from omlx_producer.figures import ModelFigures, read_figures
 from omlx_producer.terminal import local_time, write
 
 WATCH_SECONDS = 2.0
@@ -64,9 +64,9 @@ def status(job_id: str | None, watch: float | None, as_json: bool, redis_url: st
         return
     with open_producer(redis_url) as producer:
         if watch is not None:
-            watch_overview(producer.connection, watch, as_json=as_json)
+            watch_figures(producer.connection, watch, as_json=as_json)
         if job_id is None:
-            show(read_overview(producer.connection), draw_overview, as_json=as_json)
+            show(read_figures(producer.connection), draw_figures, as_json=as_json)
             return
         state = dataclasses.asdict(producer.status(job_id))
     if as_json:
@@ -88,8 +88,8 @@ def status(job_id: str | None, watch: float | None, as_json: bool, redis_url: st
 def models(as_json: bool, redis_url: str | None) -> None:
     """List the models that workers have announced."""
     with open_producer(redis_url) as producer:
-        announced = [m for m in read_overview(producer.connection) if m["model"] is not None]
-        show(announced, draw_models, as_json=as_json)
+        announced = [model for model in read_figures(producer.connection) if model.info]
+    show(announced, draw_models, as_json=as_json)
 
 
 @click.command(cls=SectionedCommand)
@@ -109,11 +109,16 @@ def cancel(job_id: str, as_json: bool, redis_url: str | None) -> None:
     click.echo(json.dumps({"id": job_id, "outcome": outcome}) if as_json else outcome)
 
 
-def show(overview: Overview, draw: Callable[[Overview], RenderableType], *, as_json: bool) -> None:
+def show(
+    models: Sequence[ModelFigures],
+    draw: Callable[[Sequence[ModelFigures]], RenderableType],
+    *,
+    as_json: bool,
+) -> None:
     """Print the models, as a table or as a line of JSON each."""
-    if not overview:
+    if not models:
         click.echo(NO_MODEL, err=True)
     elif as_json:
-        write("".join(json.dumps(model) + "\n" for model in overview))
+        write("".join(model.model_dump_json() + "\n" for model in models))
     else:
-        TableConsole().print(draw(overview))
+        TableConsole().print(draw(models))

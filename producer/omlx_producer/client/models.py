@@ -13,11 +13,7 @@ from redis.utils import str_if_bytes
 
 from omlx_producer.client.workers import read_workers
 from omlx_producer.errors import InvalidRequest, ModelNotFound
-from omlx_producer.wire import (
-    MODELS_KEY,
-    GenerationRequest,
-    ModelInfo,
-)
+from omlx_producer.wire import MODELS_KEY, GenerationRequest, ModelInfo
 
 Fields = GenerationRequest | Mapping[str, Any]
 
@@ -33,15 +29,22 @@ def read_models(connection: redis.Redis, *, live: bool = False) -> dict[str, Mod
     Args:
         live: only those with a worker that is running.
     """
+    models = parse_models(connection.hgetall(MODELS_KEY))
+    return {
+        name: info for name, info in models.items() if not live or read_workers(connection, name)
+    }
+
+
+def parse_models(entries: Mapping[Any, Any]) -> dict[str, ModelInfo]:
+    """The models of the hash ``MODELS_KEY``, sorted by alias."""
     models = {}
-    for key, document in connection.hgetall(MODELS_KEY).items():
+    for key, document in entries.items():
         alias = str_if_bytes(key)
         try:
             models[alias] = ModelInfo.model_validate_json(document)
         except ValidationError:
             _warn(alias)
-    names = [name for name in sorted(models) if not live or read_workers(connection, name)]
-    return {name: models[name] for name in names}
+    return dict(sorted(models.items()))
 
 
 @cache

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import redis
 from redis.utils import str_if_bytes
 from rq import Queue
-from rq.job import Job
 from rq.registry import StartedJobRegistry
 from rq.utils import str_to_date
 
 from omlx_producer.wire import PRIORITIES, Priority, queue_name, read_queue_name
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The queues of a model at one moment.
-
-    Attributes:
-        counts: jobs by priority.
-        oldest_seconds: the age of the oldest job that is first in a queue; None if there is none.
-    """
-
-    counts: dict[str, int]
-    oldest_seconds: float | None
 
 
 def queue_key(model: str, priority: Priority) -> str:
@@ -46,27 +30,6 @@ def read_started(connection: redis.Redis, model: str) -> list[bytes]:
             queue = queue_name(model, priority)
             pipe.zrange(StartedJobRegistry(queue, connection=connection).key, 0, -1)
         return [entry for entries in pipe.execute() for entry in entries]
-
-
-def read_waiting(connection: redis.Redis, model: str, now: float) -> Waiting:
-    """The jobs that wait for a model.
-
-    Args:
-        now: seconds since 1970.
-    """
-    keys = [queue_key(model, priority) for priority in PRIORITIES]
-    with connection.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.llen(key)
-        for key in keys:
-            pipe.lindex(key, 0)
-        answers = pipe.execute()
-        counts, heads = answers[: len(keys)], answers[len(keys) :]
-        for job_id in filter(None, heads):
-            pipe.hget(Job.key_for(str_if_bytes(job_id)), "enqueued_at")
-        times = [date_seconds(date) for date in pipe.execute()]
-    ages = [max(0.0, now - at) for at in times if at is not None]
-    return Waiting(dict(zip(PRIORITIES, counts, strict=True)), max(ages, default=None))
 
 
 def date_seconds(date: bytes | None) -> float | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 from redis.utils import str_if_bytes
+
+from omlx_producer.terminal import in_units, local_time, percent
 
 log = logging.getLogger(__name__)
 
@@ -23,24 +26,49 @@ KEPT_SECONDS = 86_400
 RATES_SECONDS = 300
 """How long what a worker has written of its tokens a second is kept."""
 
+_HELD_UP = {
+    "paused": "paused (rq resume)",
+    "on battery": "on battery (--only-on-power)",
+    "draining": "draining",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """How a worker tells Prometheus one of its figures.
+
+    Attributes:
+        name: of the metric, after ``omlx_``.
+        counts: whether it is a counter, else a gauge.
+        kind: the label of this name, where several figures are one metric.
+    """
+
+    name: str
+    text: str
+    counts: bool = False
+    kind: str = ""
+
+
+def _count(name: str, text: str) -> Exported:
+    return Exported(name, text, counts=True)
+
+
+_MEMORY = "Weights, and the most that the caches of the held rows may take."
+
 
 class WorkerFigures(BaseModel):
     """A worker at one moment. Rates are those of the last few seconds.
 
+    Counts are those since its start, and 0 from older workers that do not write them.
+
     Attributes:
         at: seconds since 1970, on the server's clock.
-        state: ``idle``, ``busy``, ``draining``, ``suspended``, ``resting`` or ``on battery``.
-        jobs: jobs held.
-        rows: rows in the batch.
+        state: ``idle``, ``busy``, ``draining``, ``paused``, ``resting`` or ``on battery``.
         waiting: rows outside the batch, paused rows included.
-        depth: the most drafts per row and step now.
         reason: why this depth.
         acceptance: the accepted share of recent drafts; None without drafts.
         cached: the share of the latest prompt tokens that were not read, because a prefix was kept;
             None before the first prompt, and from older workers.
-        pauses: rows paused for more urgent ones, since the start.
-        cache_bytes: the most that the caches of the held rows may take.
-        memory_limit: bytes for weights and caches.
         lease_seconds: how long its jobs stay its own while it is silent.
         host: the machine's name; empty from older workers.
         conditions: what slows the machine now, such as ``heavy heat``.
@@ -50,29 +78,94 @@ class WorkerFigures(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    at: float
-    state: str
+    at: float = 0.0
+    state: str = ""
     uptime: float
-    jobs: int
-    rows: int
+    jobs: Annotated[int, Exported("jobs_held", "Jobs under a lease.")]
+    rows: Annotated[int, Exported("num_requests_running", "Rows in the batch.")]
     max_rows: int
-    waiting: int
+    waiting: Annotated[int, Exported("num_requests_waiting", "Rows outside the batch.")]
     mode: str
-    depth: int
+    depth: Annotated[int, Exported("draft_depth", "Drafts a row and step, at most, now.")]
     reason: str
-    acceptance: float | None
+    acceptance: float | None = None
     cached: float | None = None
-    tokens_per_second: float
-    prompt_tokens_per_second: float
-    tokens: int
-    pauses: int
-    cache_bytes: int
-    weight_bytes: int
-    memory_limit: int
+    tokens_per_second: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    tokens: Annotated[int, _count("generation_tokens", "Generated tokens.")]
+    prompt_tokens: Annotated[int, _count("prompt_tokens", "Prompt tokens read.")] = 0
+    cached_tokens: Annotated[int, _count("prefix_cache_hits", "Prompt tokens not read.")] = 0
+    all_prompt_tokens: Annotated[
+        int, _count("prefix_cache_queries", "Prompt tokens, read or not.")
+    ] = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: Annotated[int, _count("steps", "Decode steps.")] = 0
+    decode_rows: Annotated[int, _count("decode_rows", "Rows summed over the steps.")] = 0
+    prompt_windows: Annotated[int, _count("prompt_windows", "Windows of prompts read.")] = 0
+    pauses: Annotated[int, _count("num_preemptions", "Rows that made place.")]
+    cache_bytes: Annotated[int, Exported("memory_bytes", _MEMORY, kind="caches")]
+    weight_bytes: Annotated[int, Exported("memory_bytes", _MEMORY, kind="weights")]
+    memory_limit: Annotated[int, Exported("memory_limit_bytes", "For weights and caches.")]
     lease_seconds: float = 30.0
     host: str = ""
     conditions: list[str] = []
     rests_until: float | None = None
+
+    def since(self, before: WorkerFigures) -> WorkerFigures:
+        """The same, with the rates and shares since earlier figures."""
+        seconds = self.uptime - before.uptime
+        read = self.prompt_tokens - before.prompt_tokens
+        prompts = self.all_prompt_tokens - before.all_prompt_tokens
+        drafted, accepted = self.drafted - before.drafted, self.accepted - before.accepted
+        tokens = self.tokens - before.tokens
+        rates = {
+            "tokens_per_second": tokens / seconds if seconds else 0.0,
+            "prompt_tokens_per_second": read / seconds if seconds else 0.0,
+            "acceptance": accepted / drafted if drafted else None,
+            "cached": 1 - read / prompts if prompts else before.cached,
+        }
+        return self.model_copy(update=rates)
+
+    def exported(self) -> dict[Exported, float]:
+        """The figures for Prometheus."""
+        return {
+            each: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            for each in field.metadata
+            if isinstance(each, Exported)
+        }
+
+    @property
+    def held_up(self) -> str:
+        """Why it takes no jobs, and which command or option has a say; empty if it takes some."""
+        if self.rests_until is not None:
+            return f"resting until {local_time(self.rests_until)} (--hours)"
+        return _HELD_UP.get(self.state, "")
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What a table says of it, by column."""
+        used, limit = in_units(self.weight_bytes + self.cache_bytes), in_units(self.memory_limit)
+        return {
+            "worker": self.name,
+            "state": self.state,
+            "rows": f"{self.rows}/{self.max_rows}",
+            "wait": str(self.waiting),
+            "depth": f"{self.depth} ({self.mode})",
+            "accept": percent(self.acceptance),
+            "cached": percent(self.cached),
+            "tok/s": f"{self.tokens_per_second:.0f}",
+            "memory": f"{used.removesuffix(limit[-4:])}/{limit}".replace("iB", ""),
+        }
+
+    def lives(self, now: float) -> bool:
+        """Whether it has written its figures lately."""
+        return now - self.at <= SILENT_SECONDS
+
+    def is_forgotten(self, now: float) -> bool:
+        """Whether it has been gone for so long that nobody is told of it."""
+        return now - self.at > max(SILENT_SECONDS, self.lease_seconds) + GONE_SECONDS
 
 
 def workers_key(model: str) -> str:
@@ -107,15 +200,33 @@ def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -
 def forget_gone(connection: redis.Redis, model: str) -> None:
     """Delete the figures of workers that are long gone."""
     key, now = workers_key(model), server_time(connection)
-    entries = _parse(connection.hgetall(key))
-    if old := [name for name, found in entries.items() if _is_old(found, now)]:
+    workers = parse_workers(connection.hgetall(key))
+    if old := [worker.name for worker in workers if worker.is_forgotten(now)]:
         connection.hdel(key, *old)
 
 
 def read_workers(connection: redis.Redis, model: str) -> list[WorkerFigures]:
     """The living workers of a model alias, sorted by name."""
-    entries = connection.hgetall(workers_key(model))
-    return living(entries, server_time(connection) if entries else 0.0)
+    if not (entries := connection.hgetall(workers_key(model))):
+        return []
+    now = server_time(connection)
+    return [each for each in parse_workers(entries) if each.lives(now)]
+
+
+def parse_workers(entries: dict[Any, Any]) -> list[WorkerFigures]:
+    """The workers of the hash `workers_key`, sorted by name: those that live, and others."""
+    found = {}
+    for name, document in entries.items():
+        try:
+            found[str_if_bytes(name)] = WorkerFigures.model_validate_json(document)
+        except ValidationError:
+            _warn(str_if_bytes(name))
+    return [found[name] for name in sorted(found)]
+
+
+@cache
+def _warn(name: str) -> None:
+    log.warning("ignoring the figures of worker %r, which another version wrote", name)
 
 
 def read_rates(connection: redis.Redis, model: str) -> list[tuple[float, float]]:
@@ -133,47 +244,3 @@ def read_rates(connection: redis.Redis, model: str) -> list[tuple[float, float]]
         rate = sum(rate for seen, rate in latest.values() if at - seen <= SILENT_SECONDS)
         found.append((at, rate))
     return found
-
-
-def living(entries: dict[Any, Any], now: float) -> list[WorkerFigures]:
-    """The living workers of the hash `workers_key`, sorted by name.
-
-    Args:
-        now: seconds since 1970, on the server's clock.
-    """
-    found = sorted(_parse(entries).items())
-    return [figures for _, figures in found if not _is_silent(figures, now)]
-
-
-def gone(entries: dict[Any, Any], now: float) -> list[WorkerFigures]:
-    """The workers of the hash that have fallen silent lately, with their last figures.
-
-    They were killed, or cannot reach Redis. Their jobs go on elsewhere once their leases expire.
-    """
-    found = sorted(_parse(entries).items())
-    return [
-        figures for _, figures in found if _is_silent(figures, now) and not _is_old(figures, now)
-    ]
-
-
-def _parse(entries: dict[Any, Any]) -> dict[str, WorkerFigures]:
-    found = {}
-    for name, document in entries.items():
-        try:
-            found[str_if_bytes(name)] = WorkerFigures.model_validate_json(document)
-        except ValidationError:
-            _warn(str_if_bytes(name))
-    return found
-
-
-@cache
-def _warn(name: str) -> None:
-    log.warning("ignoring the figures of worker %r, which another version wrote", name)
-
-
-def _is_old(figures: WorkerFigures, now: float) -> bool:
-    return now - figures.at > max(SILENT_SECONDS, figures.lease_seconds) + GONE_SECONDS
-
-
-def _is_silent(figures: WorkerFigures, now: float) -> bool:
-    return now - figures.at > SILENT_SECONDS

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from redis import Redis
 
-from omlx_producer.operate import pause_model, paused_models
+from omlx_producer.operate import pause_model
 from tests.helpers.bulk_runs import upload
 from tests.helpers.fake_worker import announce, sign_on
 from tests.helpers.gateway import running_gateway
@@ -39,9 +39,11 @@ def test_a_snapshot_has_models_workers_queues_and_batches(
     found: dict[str, Any] = answer.json()
     assert answer.headers["cache-control"] == "no-store"
     (model,) = found["models"]
-    assert (model["alias"], model["paused"], model["high"]) == ("demo", False, 0)
-    (worker,) = model["workers"]
+    assert (model["alias"], model["paused"], model["held_up"]) == ("demo", False, "")
+    assert model["queues"]["bulk"]["waiting"] == 3
+    (worker,), (row,) = model["workers"], model["table"]
     assert (worker["name"], worker["depth"], worker["acceptance"]) == ("mac-1", 2, 0.75)
+    assert (row["worker"], row["depth"], row["tok/s"]) == ("mac-1", "2 (auto)", "123")
     (shown,) = found["batches"]
     expected = {"id": batch.id, "state": "open", "rows": 3, "ok": 0, "left": 3, "models": ["demo"]}
     assert expected.items() <= shown.items()
@@ -68,10 +70,10 @@ def test_the_buttons_pause_resume_and_cancel(client: httpx2.Client, connection: 
         return answer.status_code, answer.json()
 
     assert press("/status/pause/demo") == (200, {"changed": True})
-    assert paused_models(connection) == {"demo"}
+    assert connection.smembers("omlx:paused") == {b"demo"}
     assert press("/status/pause/demo") == (200, {"changed": False})
     assert press("/status/resume/demo") == (200, {"changed": True})
-    assert paused_models(connection) == set()
+    assert connection.smembers("omlx:paused") == set()
     assert press(f"/status/cancel/{batch.id}") == (200, {"changed": True})
     assert batch.read().state == "cancelled"
     assert press(f"/status/cancel/{batch.id}") == (200, {"changed": False})
@@ -83,7 +85,7 @@ def test_a_name_of_any_characters_is_paused(client: httpx2.Client, connection: R
     announce(connection, HOSTILE)
     quoted = "".join(f"%{byte:02x}" for byte in HOSTILE.encode())
     assert client.post(f"/status/pause/{quoted}", headers=PRESS).status_code == 200
-    assert paused_models(connection) == {HOSTILE}
+    assert connection.smembers("omlx:paused") == {HOSTILE.encode()}
 
 
 @pytest.mark.parametrize("path", ["pause/demo", "resume/demo", "cancel/{batch}"])
@@ -100,7 +102,7 @@ def test_other_sites_press_no_button(client: httpx2.Client, connection: Redis, p
         answer = client.post(button, headers={"Content-Type": "text/plain", **headers})
         assert answer.status_code == 403
         assert answer.json()["error"]["message"].startswith(told)
-    assert paused_models(connection) == {"held"}
+    assert connection.smembers("omlx:paused") == {b"held"}
     assert batch.read().state == "open"
     # Before they send the header, browsers ask. No answer allows it.
     asked = client.options(

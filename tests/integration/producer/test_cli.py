@@ -420,7 +420,7 @@ def test_without_models_one_sentence_is_said(
 def test_models_lists_what_workers_announced(run: Run) -> None:
     assert "models/demo" in run("models").stdout
     state = json.loads(run("models", "--json").stdout)
-    assert (state["alias"], state["context_length"]) == ("demo", 1024)
+    assert (state["alias"], state["info"]["context_length"]) == ("demo", 1024)
 
 
 def test_text_of_a_model_reaches_a_pipe_unchanged(
@@ -489,7 +489,8 @@ def test_status_calls_the_first_job_of_a_queue_the_next(run: Run, job: JobHandle
 
 def test_status_alone_prints_models_and_queues(run: Run, job: JobHandle) -> None:
     state = json.loads(run("status", "--json").stdout)
-    assert (state["alias"], state["default"], state["bulk"]) == ("demo", 1, 0)
+    waiting = [state["queues"][name]["waiting"] for name in ("default", "bulk")]
+    assert (state["alias"], waiting) == ("demo", [1, 0])
 
 
 def test_status_shows_jobs_of_a_model_that_no_worker_has_announced(
@@ -501,7 +502,8 @@ def test_status_shows_jobs_of_a_model_that_no_worker_has_announced(
         ["asleep", "not", "announced", "0", "1", "0"]
     ]
     _, state = map(json.loads, run("status", "--json").stdout.splitlines())
-    assert (state["alias"], state["model"], state["default"]) == ("asleep", None, 1)
+    assert (state["alias"], state["info"]) == ("asleep", None)
+    assert state["queues"]["default"]["waiting"] == 1
     assert "asleep" not in run("models").stdout
     connection.flushall()
     run("--detach", "--queue-anyway", "--model", "asleep", "x")

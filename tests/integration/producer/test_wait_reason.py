@@ -14,12 +14,13 @@ from omlx_producer import JobHandle, Producer
 from omlx_producer.cli import show
 from omlx_producer.cli.main import cli
 from omlx_producer.terminal import local_time
+from tests.helpers.bulk_runs import upload
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import later
 
 Run = Callable[..., Result]
-UNSERVED = "omlx-submit: no worker serves demo; the job waits for one"
+UNSERVED = "omlx-submit: no worker serves demo"
 
 
 @pytest.fixture
@@ -85,24 +86,40 @@ def test_another_line_comes_with_another_reason_and_not_with_another_figure(
 
 def test_workers_on_battery_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
     sign_on(connection, "mac-1", state="on battery")
-    said = "omlx-submit: the workers of demo wait for power: their Macs are on battery"
+    said = "omlx-submit: the workers of demo are on battery (--only-on-power)"
     assert reasons(run, job) == [said]
 
 
-def test_workers_outside_of_their_hours_are_told(
+def test_workers_that_take_no_jobs_are_told_with_all_reasons(
     run: Run, job: JobHandle, connection: redis.Redis
 ) -> None:
     begin = datetime(2026, 1, 5, 22, tzinfo=UTC).timestamp()
-    sign_on(connection, "mac-1", state="resting", rests_until=begin + 60)
-    sign_on(connection, "mac-2", state="resting", rests_until=begin)
-    said = f"omlx-submit: the workers of demo rest until {local_time(begin)}"
+    sign_on(connection, "mac-1", state="resting", rests_until=begin)
+    sign_on(connection, "mac-2", state="draining")
+    said = f"the workers of demo are draining, resting until {local_time(begin)} (--hours)"
+    assert reasons(run, job) == [f"omlx-submit: {said}"]
+
+
+def test_paused_workers_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
+    sign_on(connection, "mac-1", state="paused")
+    said = "omlx-submit: the workers of demo are paused (rq resume)"
     assert reasons(run, job) == [said]
 
 
-def test_suspended_workers_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
-    sign_on(connection, "mac-1", state="suspended")
-    said = "omlx-submit: the workers of demo are suspended; rq resume lets them go on"
+def test_a_paused_model_is_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
+    sign_on(connection, "mac-1", state="paused")
+    connection.sadd("omlx:paused", "demo")
+    said = "omlx-submit: demo is paused; omlx-submit resume demo lets it go on"
     assert reasons(run, job) == [said]
+
+
+def test_rows_of_batches_in_better_queues_are_counted(
+    run: Run, job: JobHandle, connection: redis.Redis
+) -> None:
+    sign_on(connection, "mac-1")
+    upload(connection, 40, priority="high")
+    upload(connection, 9)
+    assert reasons(run, job) == ["omlx-submit: waiting behind 40 jobs"]
 
 
 def test_a_job_that_rq_holds_back_is_told(

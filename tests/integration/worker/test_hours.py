@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from redis import Redis
 from rich.console import Console
 
 from omlx_producer import Producer
-from omlx_producer.cli.overview import draw_overview
-from omlx_producer.operate import read_overview
+from omlx_producer.cli.overview import draw_figures
+from omlx_producer.figures import read_figures
 from omlx_worker.hours import Hours
 from tests.helpers.leases import sweep, table
 from tests.helpers.workers import (
@@ -38,9 +37,9 @@ def rest(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     return until
 
 
-def worker_of(connection: Redis) -> dict[str, Any]:
-    [worker] = read_overview(connection)[0]["workers"]
-    return dict(worker)
+def state_of_worker(connection: Redis) -> str:
+    [worker] = read_figures(connection)[0].workers
+    return worker.state
 
 
 def test_a_worker_whose_hours_end_gives_its_jobs_back_and_goes_on_with_them(
@@ -54,11 +53,11 @@ def test_a_worker_whose_hours_end_gives_its_jobs_back_and_goes_on_with_them(
         wait_for(lambda: len(events(connection, job.id)) > 2)
         rest["until"] = datetime(2026, 1, 5, 22, tzinfo=UTC).timestamp()
         wait_for(lambda: (status(job), status(bulk)) == ("queued", "queued"))
-        wait_for(lambda: worker_of(connection)["state"] == "resting")
+        wait_for(lambda: state_of_worker(connection) == "resting")
         later = enqueue(connection, priority="high")
         console = Console(width=100, record=True)
-        console.print(draw_overview(read_overview(connection)))
-        assert "mac-1 rests until 2026-01-05 22:00:00 UTC (--hours)" in console.export_text()
+        console.print(draw_figures(read_figures(connection)))
+        assert "mac-1: resting until 2026-01-05 22:00:00 UTC (--hours)" in console.export_text()
         told, text = len(events(connection, job.id)), streamed_text(connection, job.id)
         assert events(connection, bulk.id), "what bulk jobs have produced is kept, too"
         assert status(later) == "queued"
@@ -82,7 +81,7 @@ def test_short_jobs_end_within_the_grace_after_a_workers_hours(
         job = enqueue(connection, max_completion_tokens=60)
         wait_for(lambda: len(events(connection, job.id)) > 2)
         rest["until"] = time.time() + HOUR
-        wait_for(lambda: worker_of(connection)["state"] == "resting")
+        wait_for(lambda: state_of_worker(connection) == "resting")
         wait_for(lambda: is_over(job))
     assert status(job) == "finished"
 

@@ -10,8 +10,8 @@ import pytest
 from redis import Redis
 from rich.console import Console
 
-from omlx_producer.cli.overview import draw_overview
-from omlx_producer.operate import read_overview
+from omlx_producer.cli.overview import draw_figures
+from omlx_producer.figures import read_figures
 from omlx_worker import build
 from omlx_worker.control.worker import GenerationWorker, Machine
 from omlx_worker.engine.ragged.footprint import allocated
@@ -40,8 +40,8 @@ def test_a_worker_on_battery_finishes_its_jobs_and_takes_others_when_power_is_ba
     machine = Machine(lambda most: min(most, rows), lambda: [] if rows else ["on battery"])
 
     def state() -> str:
-        [worker] = read_overview(connection)[0]["workers"]
-        return str(worker["state"])
+        [worker] = read_figures(connection)[0].workers
+        return worker.state
 
     with running_worker(redis_url, step_seconds=0.01, machine=machine, name="mac-1"):
         first = enqueue(connection, max_completion_tokens=60)
@@ -52,8 +52,8 @@ def test_a_worker_on_battery_finishes_its_jobs_and_takes_others_when_power_is_ba
         wait_for(lambda: is_over(first))
         assert (status(first), status(second)) == ("finished", "queued")
         console = Console(width=100, record=True)
-        console.print(draw_overview(read_overview(connection)))
-        assert "mac-1: on battery; it takes no jobs (--only-on-power)" in console.export_text()
+        console.print(draw_figures(read_figures(connection)))
+        assert "mac-1: on battery (--only-on-power)" in console.export_text()
         rows = 16
         wait_for(lambda: is_over(second))
 

@@ -9,19 +9,18 @@ from fakeredis import FakeRedis
 from redis import Redis
 from rich.console import Console
 
-from omlx_producer.cli.overview import draw_overview
+from omlx_producer.cli.overview import draw_figures
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import (
     GONE_SECONDS,
-    SILENT_SECONDS,
-    gone,
+    WorkerFigures,
     read_rates,
     read_workers,
     server_time,
     workers_key,
     write_figures,
 )
-from omlx_producer.operate import read_overview
+from omlx_producer.figures import read_figures
 from omlx_producer.wire import MODELS_KEY, FinishReason, GenerationRequest, ModelInfo
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
@@ -73,6 +72,14 @@ def board(clock: Clock, counters: Counters) -> StatusBoard:
         machine_memory=20 * 2**30,
         clock=clock,
     )
+
+
+def told(board: StatusBoard) -> WorkerFigures:
+    """The figures of the board in Redis."""
+    board._written_at = float("-inf")
+    board.show("busy")
+    [figures] = read_workers(board._connection, ALIAS)
+    return figures
 
 
 def test_rates_are_those_since_the_last_look(
@@ -182,26 +189,17 @@ def test_the_log_counts_texts_that_were_cut_by_length(
 
 
 def test_a_worker_that_was_killed_is_forgotten_after_its_lease_and_a_minute(
-    board: StatusBoard,
+    board: StatusBoard, clock: Clock
 ) -> None:
     connection = board._connection
-    old = board.figures("busy")
+    old = told(board)
     assert old.lease_seconds == 30
-    dead = old.model_copy(update={"name": "dead", "at": old.at - SILENT_SECONDS - 1})
-    write_figures(connection, ALIAS, dead)
-    board._written_at = float("-inf")
-    board.show("busy")
+    forgotten = old.at - 30 - GONE_SECONDS
+    for name, at in {"dead": old.at - 20, "late": forgotten + 5, "gone": forgotten - 1}.items():
+        write_figures(connection, ALIAS, old.model_copy(update={"name": name, "at": at}))
     assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]
-    entries = connection.hgetall(workers_key(ALIAS))
-    assert [worker.name for worker in gone(entries, old.at)] == ["dead"]
-    connection.hdel(workers_key(ALIAS), "dead")
-    board._written_at = float("-inf")
-    late = old.model_copy(update={"name": "gone", "at": old.at - 30 - GONE_SECONDS - 1})
-    write_figures(connection, ALIAS, late)
-    board.show("busy")
     board.announce(INFO)
-    assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]
-    assert connection.hkeys(workers_key(ALIAS)) == [b"mac-1"]
+    assert set(connection.hkeys(workers_key(ALIAS))) == {b"mac-1", b"dead", b"late"}
     board.sign_off(INFO)
     assert read_workers(connection, ALIAS) == []
 
@@ -209,7 +207,7 @@ def test_a_worker_that_was_killed_is_forgotten_after_its_lease_and_a_minute(
 def test_the_last_worker_of_a_model_says_that_it_is_no_longer_served(board: StatusBoard) -> None:
     connection = board._connection
     board.announce(INFO)
-    other = board.figures("busy").model_copy(update={"name": "mac-2"})
+    other = told(board).model_copy(update={"name": "mac-2"})
     write_figures(connection, ALIAS, other)
     board.sign_off(INFO)
     assert read_models(connection)[ALIAS].announced_at > 0
@@ -226,7 +224,7 @@ def test_two_models_under_one_alias_are_told_once(
     connection.hset(MODELS_KEY, ALIAS, theirs.model_dump_json())
     board.announce(ours)
     assert not caplog.messages, "the other one's worker has ended"
-    write_figures(connection, ALIAS, board.figures("busy").model_copy(update={"name": "mac-2"}))
+    write_figures(connection, ALIAS, told(board).model_copy(update={"name": "mac-2"}))
     for _ in range(2):
         connection.hset(MODELS_KEY, ALIAS, theirs.model_dump_json())
         board.announce(ours)
@@ -240,10 +238,10 @@ def test_workers_whose_limits_exceed_their_machine_are_told_once(
 ) -> None:
     connection = board._connection
     connection.hset(MODELS_KEY, "other", INFO.model_dump_json())
-    here, elsewhere = board.figures("busy").host, "another-mac"
+    here, elsewhere = told(board).host, "another-mac"
 
     def write(name: str, host: str) -> None:
-        figures = board.figures("busy").model_copy(update={"name": name, "host": host})
+        figures = told(board).model_copy(update={"name": name, "host": host})
         write_figures(connection, "other", figures)
 
     write("dead", here)
@@ -273,22 +271,22 @@ def test_the_overview_shows_models_queues_and_workers(
 ) -> None:
     waiting = [enqueue(connection, priority="bulk", max_completion_tokens=900) for _ in range(3)]
     with running_worker(redis_url, max_rows=1, step_seconds=0.005, name="mac-1", mode="auto"):
-        [model] = wait_for(lambda: [m for m in read_overview(connection) if m["workers"]])
-        [worker] = model["workers"]
-        Console(width=80).print(draw_overview([model]))
+        [model] = wait_for(lambda: [m for m in read_figures(connection) if m.workers])
+        [worker] = model.workers
+        Console(width=80).print(draw_figures([model]))
     printed = capsys.readouterr().out.splitlines()
-    assert (model["alias"], model["high"], model["default"]) == (ALIAS, 0, 0)
-    assert worker["name"] == "mac-1"
-    assert abs(worker["at"] - server_time(connection)) < 60
-    assert any(line.split()[:2] == ["mac-1", worker["state"]] for line in printed)
+    assert (model.alias, model.queues["high"].waiting) == (ALIAS, 0)
+    assert worker.name == "mac-1"
+    assert abs(worker.at - server_time(connection)) < 60
+    assert any(line.split()[:2] == ["mac-1", worker.state] for line in printed)
     assert not all(map(is_over, waiting))
-    assert read_overview(connection)[0]["workers"] == []
+    assert read_figures(connection)[0].workers == []
 
 
 def test_the_overview_says_when_nobody_works(
     redis_url: str, connection: Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running_worker(redis_url):
-        wait_for(lambda: read_overview(connection))
-    Console(width=100).print(draw_overview(read_overview(connection)))
-    assert "no worker is running" in capsys.readouterr().out
+        wait_for(lambda: read_figures(connection))
+    Console(width=100).print(draw_figures(read_figures(connection)))
+    assert f"no worker serves {ALIAS}" in capsys.readouterr().out

@@ -209,7 +209,7 @@ def test_a_terminal_gets_a_view_that_is_redrawn_and_no_foreign_commands(
     process = spawn(redis_url, "status", "--watch", "0.1", stdout=secondary)
     os.close(secondary)
     shown = b""
-    while shown.count(b"no worker is running") < 2:
+    while shown.count(b"no worker serves") < 2:
         shown += os.read(primary, 1000)
     assert b"\x1b[2K" in shown
     assert b"bad[/nope]\\x07" in shown

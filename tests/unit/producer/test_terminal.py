@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from omlx_producer.cli.common import fail
-from omlx_producer.terminal import one_cell, write
+from omlx_producer.terminal import duration, in_units, one_cell, write
 
 
 class Screen(io.TextIOWrapper):
@@ -66,3 +66,25 @@ def test_an_error_on_a_terminal_is_escaped_too(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cell_stays_on_one_line() -> None:
     assert one_cell("a\nb\tc\x1b") == "a\\x0ab\\x09c\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**50, "1048576.0 GiB"),
+    ],
+)
+def test_bytes_are_told_in_units_for_people(count: int, text: str) -> None:
+    assert in_units(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.23, "1.2 s"), (12.3, "12 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min"), (200_000, "2 d")],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from omlx_producer.terminal import counted
+from omlx_producer.terminal import counted, in_units
 from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.sides import (
@@ -20,7 +20,7 @@ from omlx_worker.bench.sides import (
     StreamSide,
     has_head,
 )
-from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.kernels.contest import HERE, Result
 from omlx_worker.engine.loading.checkpoint import resolve
 from omlx_worker.engine.loading.graft import Graft

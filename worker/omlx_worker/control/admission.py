@@ -54,7 +54,7 @@ class Admission:
         observers: told of claims and starts.
 
     Attributes:
-        suspended: whether RQ has suspended all workers, or an operator has paused this model.
+        paused: whether RQ has suspended all workers, or an operator has paused this model.
         served: whether any job was taken.
     """
 
@@ -73,7 +73,7 @@ class Admission:
         traffic: TrafficMailbox,
         observers: Observers,
     ) -> None:
-        self.suspended = False
+        self.paused = False
         self.served = False
         self._leases = leases
         self._order = ClaimOrder(queues, patience)
@@ -141,7 +141,7 @@ class Admission:
         if planned is None:
             return False
         claims = self._leases.claim(planned.limit, planned.queues)
-        self.suspended = claims is None
+        self.paused = claims is None
         claims = claims or []
         self._order.claimed(planned, claims)
         for claim in claims:

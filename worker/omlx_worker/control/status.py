@@ -19,9 +19,9 @@ from omlx_producer.client.workers import (
     workers_key,
     write_figures,
 )
-from omlx_producer.terminal import counted
+from omlx_producer.terminal import counted, in_units
 from omlx_producer.wire import MODELS_KEY, ModelInfo
-from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.delivery.job_log import JobCounts
@@ -75,10 +75,7 @@ class StatusBoard:
         self._started_at = self._told_at = clock()
         self._jobs = jobs
         self._told_jobs = self._told_cut = 0
-        self._written_at, self._written_state = float("-inf"), ""
-        self._seen = (self._started_at, 0, 0, 0, 0, 0)
-        self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
-        self._cached: float | None = None
+        self._written_at, self._written = float("-inf"), self.figures()
         self._machine_memory = machine_memory or (
             os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         )
@@ -157,12 +154,18 @@ class StatusBoard:
             redis.exceptions.RedisError: if Redis does not take them now.
         """
         now = self._clock()
-        idle = state == self._written_state == "idle"
+        idle = state == self._written.state == "idle"
         if now - self._written_at < (IDLE_WRITE_SECONDS if idle else WRITE_SECONDS):
             return
-        self._written_at, self._written_state = now, state
-        self._measure(now)
-        figures = self.figures(state, rests_until)
+        self._written_at = now
+        moment = {
+            "at": server_time(self._connection),
+            "state": state,
+            "conditions": list(self._conditions()),
+            "rests_until": rests_until,
+        }
+        figures = self.figures().model_copy(update=moment).since(self._written)
+        self._written = figures
         write_figures(self._connection, self._model_alias, figures)
         jobs, cut = self._jobs.finished - self._told_jobs, self._jobs.cut - self._told_cut
         if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
@@ -177,54 +180,37 @@ class StatusBoard:
         if not read_workers(self._connection, self._model_alias):
             self.announce(info, served=False)
 
-    def figures(self, state: str, rests_until: float | None = None) -> WorkerFigures:
-        counters, driver = self._counters, self._driver
-        held = self._leases.jobs()
-        sizes = self._leases.sizes
-        tokens, prompt_tokens, acceptance = self._rates
+    def figures(self) -> WorkerFigures:
+        """What the worker does at the moment, without rates. Asks nothing of Redis; called from any
+        thread."""
+        counters, drafts, sizes = self._counters, self._counters.drafts, self._leases.sizes
+        read, cached = counters.prompt_tokens, counters.cached_tokens
         return WorkerFigures(
             name=self._name,
-            at=server_time(self._connection),
-            state=state,
+            host=socket.gethostname(),
             uptime=self._clock() - self._started_at,
-            jobs=len(held),
+            lease_seconds=self._leases.seconds,
+            jobs=len(self._leases),
             rows=counters.batch,
             max_rows=self._max_rows,
             waiting=counters.waiting,
             mode=self._mode,
-            depth=driver.depth,
-            reason=driver.reason,
-            acceptance=acceptance,
-            cached=self._cached,
-            tokens_per_second=tokens,
-            prompt_tokens_per_second=prompt_tokens,
+            depth=self._driver.depth,
+            reason=self._driver.reason,
             tokens=counters.tokens,
+            prompt_tokens=read,
+            cached_tokens=cached,
+            all_prompt_tokens=read + cached,
+            drafted=drafts.drafted,
+            accepted=sum(drafts.accepted),
+            steps=counters.steps,
+            decode_rows=counters.rows,
+            prompt_windows=counters.windows,
             pauses=counters.pauses,
             cache_bytes=self._budget.bytes_for(sizes) if sizes else 0,
             weight_bytes=self._budget.weights,
             memory_limit=self._budget.limit,
-            lease_seconds=self._leases.seconds,
-            host=socket.gethostname(),
-            conditions=list(self._conditions()),
-            rests_until=rests_until,
         )
-
-    def _measure(self, now: float) -> None:
-        counters = self._counters
-        drafts = counters.drafts
-        seen = (
-            *(now, counters.tokens, counters.prompt_tokens, counters.cached_tokens),
-            *(drafts.drafted, sum(drafts.accepted)),
-        )
-        seconds, tokens, prompt_tokens, cached, drafted, accepted = (
-            late - early for late, early in zip(seen, self._seen, strict=True)
-        )
-        self._seen = seen
-        if seconds > 0:
-            share = accepted / drafted if drafted else None
-            self._rates = (tokens / seconds, prompt_tokens / seconds, share)
-        if prompt_tokens + cached:
-            self._cached = cached / (prompt_tokens + cached)
 
 
 def line(figures: WorkerFigures) -> str:

@@ -82,6 +82,7 @@ class GenerationWorker(RecordedWorker):
     Attributes:
         observers: of its jobs.
         leases: those that it holds.
+        board: of its figures; None until the engine is loaded.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class GenerationWorker(RecordedWorker):
         self._rests_until: float | None = None
         self._jobs_end_by = 0.0
         self._error: BaseException | None = None
+        self.board: StatusBoard | None = None
         self._outage = Outage(log=log)
         self._recorded = self._ready = False
         # Whether a message has come since the last look at the queues.
@@ -175,7 +177,7 @@ class GenerationWorker(RecordedWorker):
             traffic=self._traffic,
             observers=self.observers,
         )
-        self._board = StatusBoard(
+        self._board = self.board = StatusBoard(
             self.connection,
             self._settings.alias,
             self.name,
@@ -238,7 +240,7 @@ class GenerationWorker(RecordedWorker):
             self._recorded = True
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        self.show(self.leases, self._admission.suspended or not self._most_rows)
+        self.show(self.leases, self._admission.paused or not self._most_rows)
         if self.beat():
             self._board.announce(self._engine.info)
         self._board.show(self._condition, self._rests_until)
@@ -309,7 +311,7 @@ class GenerationWorker(RecordedWorker):
             return "resting"
         if not self._most_rows:
             return "on battery"
-        return "suspended" if self._admission.suspended else "busy" if len(self.leases) else "idle"
+        return "paused" if self._admission.paused else "busy" if len(self.leases) else "idle"
 
     # Messages
 

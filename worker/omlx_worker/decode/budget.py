@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from omlx_producer.errors import InvalidRequest
+from omlx_producer.terminal import in_units
 from omlx_worker.queue.claim import Size
 
 
@@ -61,13 +62,3 @@ class MemoryBudget:
             f"{free} of {in_units(self.limit)} (--memory-limit)",
             "ask for fewer tokens or raise the limit",
         )
-
-
-def in_units(count: int) -> str:
-    """Bytes for people: ``in_units(3 * 2**29)`` is ``1.5 GiB``."""
-    amount, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit in ("B", "KiB") else f"{amount:.1f} {unit}"

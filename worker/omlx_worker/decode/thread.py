@@ -112,11 +112,6 @@ class DecodeThread:
         self._thread.start()
         return self._made.result()
 
-    @property
-    def loaded(self) -> bool:
-        """Whether the model is loaded, and ``budget`` and ``driver`` are there."""
-        return self._made.done() and self._made.exception() is None
-
     def submit(self, message: DecodeMessage) -> None:
         self._mailbox.put(message)
 

@@ -117,7 +117,7 @@ class LeaseTable:
     # Redis
 
     def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[Claim] | None:
-        """Take up to ``limit`` jobs, best queue first; None while suspended or paused.
+        """Take up to ``limit`` jobs, best queue first; None while paused.
 
         Takes none while a suspect runs alone here or waits to; see `queue.quarantine`. Only one
         thread may call it.

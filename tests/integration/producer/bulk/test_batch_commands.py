@@ -195,7 +195,7 @@ def test_a_batch_counts_its_rows_that_were_cut_by_length(connection: redis.Redis
     batch, cut = batch_of(connection, 3), body()
     cut["choices"][0]["finish_reason"] = "length"
     settle(batch, cut)
-    assert json.loads(run("status", batch.id, "--json").stdout)["cut_by_length"] == 3
+    assert json.loads(run("status", batch.id, "--json").stdout)["usage"]["cut_by_length"] == 3
     assert "\ncut_by_length     3\n" in run("status", batch.id).stdout
     assert "3 rows cut by length; " in run("watch", batch.id).stderr
 

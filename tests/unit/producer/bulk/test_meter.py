@@ -15,7 +15,6 @@ from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.plan import Totals
 from omlx_producer.bulk.progress import (
     StatusLines,
-    duration,
     figures,
     make_display,
     summary_text,
@@ -159,14 +158,6 @@ def test_the_summary_says_how_rows_failed() -> None:
     assert "2 rows in" in text
     assert "1 ok, 1 failed" in text
     assert "\n  1 failed\n" in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(1.23, "1.2 s"), (12.3, "12 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")],
-)
-def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_the_figures_of_a_batch_are_those_of_its_own_time() -> None:

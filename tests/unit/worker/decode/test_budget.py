@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
-from omlx_worker.decode.budget import MemoryBudget, Size, in_units
+from omlx_worker.decode.budget import MemoryBudget, Size
 
 GIB = 2**30
 
@@ -52,17 +50,3 @@ def test_a_job_that_has_to_wait_for_others_is_not_one_that_can_never_fit() -> No
     assert not budget.fits([(48, 2000)])
     assert budget.objection([(48, 2000)]) is None
     assert "which take 2.0 GiB;" in str(budget.objection([(52, 2000)]))
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (3 * 2**29, "1.5 GiB"),
-        (2**50, "1048576.0 GiB"),
-    ],
-)
-def test_bytes_are_told_in_units_for_people(count: int, text: str) -> None:
-    assert in_units(count) == text

@@ -15,9 +15,9 @@ import mlx.nn as nn
 from huggingface_hub import ModelCard
 from mlx.utils import tree_map_with_path
 from mlx_lm.utils import load_model, load_tokenizer, quantize_model, save
-from pydantic import ByteSize
 
 from omlx_producer.errors import one_line
+from omlx_producer.terminal import in_units
 from omlx_worker.engine.loading.checkpoint import WEIGHTS, Original
 from omlx_worker.engine.loading.loader import classes_with_head
 from omlx_worker.engine.models.mtp import is_of_head
@@ -136,11 +136,6 @@ class Conversion:
                     f"--output {self._folder}: {in_units(wanted)} are needed on the disk of "
                     f"{path}, and {in_units(free)} are free; make room, or give fewer --bits"
                 )
-
-
-def in_units(size: int) -> str:
-    """Bytes for people."""
-    return ByteSize(size).human_readable()
 
 
 def _require_head(original: Original) -> None:

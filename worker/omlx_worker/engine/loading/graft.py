@@ -17,9 +17,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
-from pydantic import ByteSize
 
 from omlx_producer.errors import one_line
+from omlx_producer.terminal import in_units
 from omlx_worker.engine.loading.checkpoint import WEIGHTS, Original, base_model
 from omlx_worker.engine.loading.identity import digest_of
 from omlx_worker.engine.models.mtp import (
@@ -158,7 +158,7 @@ class Graft:
         if not download:
             return
         free = shutil.disk_usage(original.folder).free
-        wanted, left = (ByteSize(n).human_readable() for n in (download, free))
+        wanted, left = in_units(download), in_units(free)
         if download > free:
             raise self._error(
                 f"{wanted} must be downloaded to {original.folder}, and {left} are free; make room"

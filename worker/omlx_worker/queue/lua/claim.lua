@@ -20,7 +20,7 @@
 --            a lost answer
 -- ARGV[11]   the latest version of payloads that the worker knows; newer ones are left to others
 --
--- Returns nil while workers are suspended or their model is paused, else
+-- Returns nil while workers or their model are paused, else
 --   {the queue in which a suspect waits for this worker, or '', jobs,
 --    a job or the run of a batch that is too new, or ''}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,

@@ -261,7 +261,7 @@ def test_a_disk_without_room_is_told_before_the_work(
 
     sentence = refusal(original, tmp_path / "new")
 
-    assert f"are needed on the disk of {tmp_path}, and 1000B are free" in sentence
+    assert f"are needed on the disk of {tmp_path}, and 1000 B are free" in sentence
 
 
 def test_an_interrupted_conversion_leaves_nothing(

@@ -10,7 +10,8 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_producer.terminal import in_units
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine import generator
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.kernels.compiling import compiles

@@ -1,0 +1,229 @@
+"""What Redis knows of models, their queues and workers, and of batches: one model of it for the
+command line, the gateway's page, Prometheus and a job that waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import redis
+from pydantic import BaseModel, ConfigDict, computed_field
+from redis.utils import str_if_bytes
+from rq import Queue
+from rq.job import Job
+
+from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState
+from omlx_producer.client.models import parse_models
+from omlx_producer.client.waiting import date_seconds
+from omlx_producer.client.workers import WorkerFigures, parse_workers, workers_key
+from omlx_producer.errors import UnknownJob
+from omlx_producer.terminal import counted, duration
+from omlx_producer.wire import MODELS_KEY, PRIORITIES, ModelInfo, Priority, read_queue_name
+
+PAUSED_KEY = "omlx:paused"
+"""A set: the aliases of models whose workers take no new jobs. claim.lua looks at it."""
+
+# What waits in each queue: its name, jobs, rows of open batches, and the date of the oldest of them
+# that is first in the queue or a batch.
+#
+# KEYS  models, RQ's queues, open batches
+# ARGV  prefix of RQ's queues, prefix of job hashes, priorities
+_WAITING = """
+local found, answer = {}, {}
+local function see(queue, place, count, date)
+  if not found[queue] then
+    found[queue] = {queue, 0, 0, ''}
+    answer[#answer + 1] = found[queue]
+  end
+  local entry = found[queue]
+  entry[place] = entry[place] + count
+  if date and (entry[4] == '' or date < entry[4]) then entry[4] = date end
+end
+local queues = {}
+for _, key in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+  queues[string.sub(key, #ARGV[1] + 1)] = true
+end
+for _, alias in ipairs(redis.call('HKEYS', KEYS[1])) do
+  for i = 3, #ARGV do queues['omlx:' .. alias .. ':' .. ARGV[i]] = true end
+end
+for queue in pairs(queues) do
+  local head = redis.call('LINDEX', ARGV[1] .. queue, 0)
+  local date = head and redis.call('HGET', ARGV[2] .. head, 'enqueued_at')
+  see(queue, 2, redis.call('LLEN', ARGV[1] .. queue), date)
+end
+for _, run in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  local batch = 'omlx:batch:' .. run
+  for queue in string.gmatch(redis.call('HGET', batch, 'queues') or '', '%S+') do
+    local key = batch .. ':waiting:' .. queue
+    local head = redis.call('LINDEX', key, 0) or ''
+    see(queue, 3, redis.call('LLEN', key), string.match(head, '^%S+ %S+ (%S+)'))
+  end
+end
+return answer
+"""
+
+
+class QueueFigures(BaseModel):
+    """What waits for a worker in one queue.
+
+    Attributes:
+        jobs: those of RQ's queue.
+        batch_rows: rows of open batches that are no jobs yet.
+        oldest_seconds: the age of the oldest of them that is first in the queue or its batch; None
+            if none waits.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    jobs: int = 0
+    batch_rows: int = 0
+    oldest_seconds: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def waiting(self) -> int:
+        return self.jobs + self.batch_rows
+
+
+class ModelFigures(BaseModel):
+    """A model with its queues and workers at one moment.
+
+    Attributes:
+        at: seconds since 1970, on the server's clock.
+        info: None if no worker has announced it.
+        paused: whether its workers are told to take no jobs.
+        workers: those that live.
+        gone: those that have fallen silent lately, with their last figures: they were killed, or
+            cannot reach Redis.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    alias: str
+    at: float
+    info: ModelInfo | None = None
+    queues: dict[Priority, QueueFigures]
+    paused: bool = False
+    workers: list[WorkerFigures] = []
+    gone: list[WorkerFigures] = []
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def oldest_seconds(self) -> float | None:
+        """See `QueueFigures`; that of all queues."""
+        ages = (queue.oldest_seconds for queue in self.queues.values())
+        return max((age for age in ages if age is not None), default=None)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def held_up(self) -> str:
+        """Why no worker takes what waits, and what to do; empty if one does."""
+        if not self.workers:
+            return f"no worker serves {self.alias}"
+        if self.paused:
+            return self._pause
+        reasons = sorted({worker.held_up for worker in self.workers})
+        return f"the workers of {self.alias} are {', '.join(reasons)}" if all(reasons) else ""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def notes(self) -> list[str]:
+        """What holds the model or a worker up, slows a machine, or becomes of a silent worker."""
+        notes = [] if self.workers else [self.held_up]
+        notes += [self._pause] if self.paused else []
+        for worker in self.workers:
+            held_up = "" if self.paused else worker.held_up
+            reasons = [each for each in worker.conditions if each not in held_up]
+            reasons += [held_up] if held_up else []
+            if reasons:
+                notes.append(f"{worker.name}: {', '.join(reasons)}")
+        return notes + [self._farewell(worker) for worker in self.gone]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def depths(self) -> list[str]:
+        """Why busy workers that measure what drafts bring draft as deep as they do."""
+        return [
+            f"{worker.name} drafts: {worker.reason}"
+            for worker in self.workers
+            if worker.mode == "auto" and worker.rows and worker.reason
+        ]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def table(self) -> list[dict[str, str]]:
+        """The living workers by column, for people."""
+        rows = [worker.cells for worker in self.workers]
+        if not any(worker.cached for worker in self.workers):
+            for row in rows:
+                del row["cached"]
+        return rows
+
+    @property
+    def _pause(self) -> str:
+        return f"{self.alias} is paused; omlx-submit resume {self.alias} lets it go on"
+
+    def _farewell(self, worker: WorkerFigures) -> str:
+        silent = self.at - worker.at
+        told = f"{worker.name} has been silent for {duration(silent)}"
+        if not worker.jobs:
+            return told
+        told += f"; its {counted(worker.jobs, 'job')} {'goes' if worker.jobs == 1 else 'go'} on "
+        if not self.workers:
+            return f"{told}once another worker serves {self.alias}"
+        # Others look for expired leases four times a lease.
+        seconds = max(0.0, 1.25 * worker.lease_seconds - silent)
+        return f"{told}elsewhere" + (f" in {seconds:.0f} s" if seconds else "")
+
+
+def read_figures(connection: redis.Redis, alias: str | None = None) -> list[ModelFigures]:
+    """The models that are announced or paused, or for which something waits.
+
+    Args:
+        alias: only this one, whatever is known of it.
+    """
+    prefixes = (Queue.redis_queue_namespace_prefix, Job.redis_job_namespace_prefix)
+    keys = (MODELS_KEY, Queue.redis_queues_keys, BATCHES_KEY)
+    with connection.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(MODELS_KEY)
+        pipe.smembers(PAUSED_KEY)
+        pipe.eval(_WAITING, len(keys), *keys, *prefixes, *PRIORITIES)
+        (seconds, micros), entries, paused, waiting = pipe.execute()
+        models, aliases = parse_models(entries), set(map(str_if_bytes, paused))
+        now = float(seconds) + float(micros) / 1e6
+        queues = dict[str, dict[Priority, QueueFigures]]()
+        for queue, jobs, rows, date in waiting:
+            if named := read_queue_name(str_if_bytes(queue)):
+                since = date_seconds(date)
+                age = None if since is None else max(0.0, now - since)
+                figures = QueueFigures(jobs=jobs, batch_rows=rows, oldest_seconds=age)
+                queues.setdefault(named[0], {})[named[1]] = figures
+        asked = {name for name, found in queues.items() if any(q.waiting for q in found.values())}
+        known = [*models, *sorted((asked | aliases) - models.keys())]
+        names = known if alias is None else [alias]
+        for name in names:
+            pipe.hgetall(workers_key(name))
+        found = [parse_workers(written) for written in pipe.execute()]
+    return [
+        ModelFigures(
+            alias=name,
+            at=now,
+            info=models.get(name),
+            queues={each: queues.get(name, {}).get(each, QueueFigures()) for each in PRIORITIES},
+            paused=name in aliases,
+            workers=[each for each in workers if each.lives(now)],
+            gone=[each for each in workers if not (each.lives(now) or each.is_forgotten(now))],
+        )
+        for name, workers in zip(names, found, strict=True)
+    ]
+
+
+def read_batches(connection: redis.Redis, runs: Iterable[Any]) -> list[BatchState]:
+    """The states of these batches, without those that have expired; see `Batch.look`."""
+    states = []
+    for run in dict.fromkeys(map(str_if_bytes, runs)):
+        with contextlib.suppress(UnknownJob):
+            states.append(Batch.of_run(connection, run).look())
+    return states
