@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omlx_gateway.errors import ApiError
-from omlx_gateway.gateway import Gateway, is_json
+from omlx_gateway.gateway import is_json
 from omlx_gateway.keys import MOST_KEY_LETTERS, ApiKey, KeyFile
+from omlx_gateway.quotas import require_rate
 from omlx_producer.wire import GenerationRequest, Priority
 
 OPEN_PATHS = ("/", "/health")
 """The page asks for a key itself, and shows nothing without one."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-MINUTE = 60
 PAGE_HEADER = "X-Omlx-Page"
 """Browsers let no page of another site send it, so that none presses a button."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -100,7 +100,7 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             key = self._require_key(Headers(scope=scope))
-            await _require_rate(scope["app"].state.gateway, key)
+            await require_rate(scope["app"].state.gateway, key)
             scope.setdefault("state", {})["api_key"] = key
         await self._app(scope, receive, send)
 
@@ -220,27 +220,3 @@ def allowed_priority(request: Request, given: Priority | None) -> Priority:
             code="priority_not_allowed",
         )
     return given
-
-
-async def _require_rate(gateway: Gateway, key: ApiKey) -> None:
-    """Count a request in Redis, for all gateways together.
-
-    Raises:
-        ApiError: 429.
-    """
-    if key.rate is None:
-        return
-    count_key = f"omlx:http:rate:{key.name}"
-    pipe = gateway.redis.pipeline()
-    pipe.set(count_key, 0, ex=MINUTE, nx=True)
-    pipe.incr(count_key)
-    pipe.ttl(count_key)
-    _, count, left = await pipe.execute()
-    if count > key.rate:
-        raise ApiError(
-            429,
-            f"this API key may send {key.rate} requests a minute; try again in {max(1, left)} s",
-            "rate_limit_error",
-            "rate_limit_exceeded",
-            headers={"Retry-After": str(max(1, left)), "Connection": "close"},
-        )

@@ -1,24 +1,57 @@
-"""The input of a batch: its rows, checked as those of the command line are."""
+"""A request for a batch, and the rows of its input."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
 
+from pydantic import Field
 from redis import Redis
 
-from omlx_gateway.access import own_salt
+from omlx_gateway.access import own_salt, owner_field
 from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
 from omlx_producer.bulk.records import Record, read_records
 from omlx_producer.bulk.row import BadRow, Row, place_of
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.client.models import read_models
+from omlx_producer.wire import GenerationRequest, RequestPart
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 100
+_Key = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+
+
+class NewBatch(RequestPart):
+    """The body of a request for a batch."""
+
+    input_file_id: str = Field(description="the id of a file")
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"] = Field(
+        description="/v1/chat/completions, /v1/completions or /v1/responses"
+    )
+    completion_window: str = Field(description="'24h'")
+    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = Field(
+        default=None,
+        description="at most 16 texts of 512 characters, with names of 64 characters",
+    )
+
+    def fields(self, owner: str | None) -> dict[str, Any]:
+        """What it adds to the hash of its batch.
+
+        Raises:
+            InvalidRequest: if the completion window is none.
+        """
+        asked = {"model": "x", "prompt": "x", "completion_window": self.completion_window}
+        seconds = GenerationRequest.parse(asked).window_seconds or 0
+        fields = self.model_dump(exclude_none=True) | owner_field(owner)
+        if self.metadata is not None:
+            fields["metadata"] = json.dumps(self.metadata)
+        return fields | {"expires_at": time.time() + seconds}
 
 
 class BatchInput:

@@ -12,9 +12,9 @@ import hashlib
 import json
 import re
 import time
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Any
 
-from pydantic import Field
+from anyio import from_thread
 from redis import Redis
 from redis.utils import str_if_bytes
 from starlette.concurrency import run_in_threadpool
@@ -22,16 +22,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from omlx_gateway.access import is_own, key_of, owner_field, owner_of
-from omlx_gateway.batch_input import BatchInput, batch_error
+from omlx_gateway.access import is_own, key_of, owner_of
+from omlx_gateway.batch_input import BatchInput, NewBatch, batch_error
 from omlx_gateway.errors import RETRY_SECONDS, ApiError, api_error
 from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore, file_key
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile, output_ids
-from omlx_gateway.pages import forget_gone, index_entry, page_of
+from omlx_gateway.pages import forget_gone, ids_of, index_entry, page_of
+from omlx_gateway.quotas import require_fewer, require_rate
 from omlx_producer.bulk.batch import Batch, BatchState
-from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult
-from omlx_producer.wire import GenerationRequest, RequestPart
+from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult, UnknownJob
 
 BATCHES_KEY = "omlx:http:batches"
 """The index of batches, see `omlx_gateway.pages`."""
@@ -41,35 +41,6 @@ _TIMES = (
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
     *("cancelling_at", "cancelled_at"),
 )
-_Key = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
-
-
-class NewBatch(RequestPart):
-    """The body of a request for a batch."""
-
-    input_file_id: str = Field(description="the id of a file")
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"] = Field(
-        description="/v1/chat/completions, /v1/completions or /v1/responses"
-    )
-    completion_window: str = Field(description="'24h'")
-    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = Field(
-        default=None,
-        description="at most 16 texts of 512 characters, with names of 64 characters",
-    )
-
-    def fields(self, owner: str | None) -> dict[str, Any]:
-        """What it adds to the hash of its batch.
-
-        Raises:
-            InvalidRequest: if the completion window is none.
-        """
-        asked = {"model": "x", "prompt": "x", "completion_window": self.completion_window}
-        seconds = GenerationRequest.parse(asked).window_seconds or 0
-        fields = self.model_dump(exclude_none=True) | owner_field(owner)
-        if self.metadata is not None:
-            fields["metadata"] = json.dumps(self.metadata)
-        return fields | {"expires_at": time.time() + seconds}
 
 
 def find(connection: Redis, batch_id: str, owner: str | None) -> tuple[Batch, dict[str, str]]:
@@ -150,6 +121,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     new = NewBatch.parse(body)
     batch, fields = _batch_of(request), new.fields(owner)
     with _open_input(request, new.input_file_id) as content:
+        _require_quota(request, content)
         if not batch.begin(fields):
             return _known(batch, fields, owner)
         now = time.time()
@@ -168,6 +140,23 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
             with source.rows() as rows, contextlib.suppress(JobCancelled):
                 batch.upload(rows)
     return _document(*find(connection, f"batch_{batch.run}", owner))
+
+
+def _require_quota(request: Request, content: IO[bytes]) -> None:
+    """Count the rows of an input.
+
+    Raises:
+        ApiError: 429 if its key may not send so many, or has too many that wait.
+    """
+    gateway, waiting = Gateway.of(request), 0
+    for batch_id in ids_of(gateway.blocking, BATCHES_KEY, owner_of(request)):
+        with contextlib.suppress(UnknownJob, MalformedResult):
+            state = _batch(gateway.blocking, batch_id).read()
+            waiting += 0 if state.over else state.left
+    require_fewer(gateway, waiting)
+    rows = sum(not line.isspace() for line in content)
+    # The request has counted as one.
+    from_thread.run(require_rate, gateway, key_of(request), rows - 1)
 
 
 def _open_input(request: Request, file_id: str) -> IO[bytes]:

@@ -53,7 +53,7 @@ _file_option = click.option(
     default=MAX_QUEUED,
     show_default=True,
     type=click.IntRange(1),
-    help="Jobs that may wait for a model; then 429.",
+    help="Prompts of a key that may wait; then 429.",
 )
 @click.option(
     "--max-body",
@@ -151,7 +151,7 @@ def keys() -> None:
     show_default=True,
     help="The best priority of its requests.",
 )
-@click.option("--rate", metavar="N", type=click.IntRange(1), help="Requests a minute, at most.")
+@click.option("--rate", metavar="N", type=click.IntRange(1), help="Prompts a minute, at most.")
 @click.option("--models", metavar="A,B", help="The models that it may use; else all.")
 @click.option("--admin", is_flag=True, help="It may use the page and its buttons.")
 @_file_option

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from omlx_gateway.access import (
     allowed_priority,
+    key_of,
     own_salt,
     owner_of,
     require_model,
@@ -27,6 +28,7 @@ from omlx_gateway.access import (
 )
 from omlx_gateway.errors import ApiError, api_error
 from omlx_gateway.gateway import Gateway, cancel, read_priority
+from omlx_gateway.quotas import note_waiting, require_rate, require_room
 from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
 from omlx_producer.client.outcome import fetch_job, unknown_job
@@ -94,12 +96,14 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         form = JobStream(own == "messages", str(model or ""), _stream_options(body))
         last = request.headers.get("last-event-id") if streams else None
         if not last:
-            await gateway.require_room(model)
             bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
+            await require_room(gateway, owner)
+            await require_rate(gateway, key_of(request), len(bodies) - 1)
             keys = [key and f"{key}:{n}" for n in range(len(bodies))] if bodies[1:] else [key]
             jobs = await gateway.producer.submit_many(
                 bodies, priority=priority, idempotency_keys=keys
             )
+            await note_waiting(gateway, owner, [job.id for job in jobs])
             form.model = form.model or jobs[0].queue.split(":")[1]
             del bodies
         if own == "input":

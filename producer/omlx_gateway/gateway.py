@@ -19,7 +19,6 @@ from omlx_gateway.contents import Contents, FolderContents, RedisContents
 from omlx_gateway.errors import RETRY_SECONDS, ApiError
 from omlx_gateway.limits import SMALL_BODY_BYTES, Limits
 from omlx_producer import AsyncJobHandle, AsyncProducer
-from omlx_producer.client.waiting import queue_key
 from omlx_producer.connection import connect, connect_async
 from omlx_producer.errors import InvalidRequest, UnknownJob
 from omlx_producer.wire import PRIORITIES, Priority
@@ -71,29 +70,6 @@ class Gateway:
         await self.producer.close()
         await self.redis.aclose()
         self.blocking.close()
-
-    async def require_room(self, model: Any) -> None:
-        """Refuse a request while too many jobs wait for its model.
-
-        Raises:
-            ApiError: 429.
-        """
-        # No other name is a model's, and the request is refused for it.
-        if not (isinstance(model, str) and model.isascii()):
-            return
-        pipe = self.redis.pipeline(transaction=False)
-        for priority in PRIORITIES:
-            pipe.llen(queue_key(model, priority))
-        waiting = sum(await pipe.execute())
-        if waiting >= self.limits.queued:
-            raise ApiError(
-                429,
-                f"{waiting} jobs wait for {model!r:.200}, and this gateway takes more below "
-                f"{self.limits.queued}; try again later",
-                "rate_limit_error",
-                "queue_full",
-                headers={"Retry-After": "10"},
-            )
 
     @contextlib.asynccontextmanager
     async def body_of(self, request: Request) -> AsyncIterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ class ApiKey(BaseModel):
     Attributes:
         sha256: of the key, in hexadecimal digits.
         level: the best priority that its requests may have, and the one that they have by default.
-        rate: requests a minute at all gateways together; None for any number.
+        rate: prompts a minute at all gateways together, and other requests; None for any number.
         models: that it may use; None for all.
         admin: whether it may see and press the page, which shows and changes everybody's work.
     """

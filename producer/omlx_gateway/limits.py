@@ -18,7 +18,7 @@ class Limits:
 
     Attributes:
         body_bytes: of a request, at most.
-        queued: jobs that wait for a model, at most; further requests are told to come again.
+        queued: prompts of a key that wait, at most; further requests are told to come again.
         file_bytes: of an upload, at most.
     """
 

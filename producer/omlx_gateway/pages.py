@@ -49,8 +49,8 @@ def page_of(
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order: got {order!r:.60}; give asc or desc", param="order")
-    entries = _entries(connection, key, owner_of(request), desc=order == "desc")
-    ids, after = map(_id_of, entries), request.query_params.get("after")
+    ids = ids_of(connection, key, owner_of(request), desc=order == "desc")
+    after = request.query_params.get("after")
     if after is not None and after not in ids:
         raise ApiError(400, f"after: got {after!r:.80}, an unknown id", param="after")
     data = list(itertools.islice(filter(None, map(document, ids)), limit + 1))
@@ -62,6 +62,11 @@ def page_of(
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(data) > limit,
     }
+
+
+def ids_of(connection: Redis, key: str, owner: str | None, *, desc: bool = False) -> Iterator[str]:
+    """The ids of an owner in an index, in the order in which they were made; of all without one."""
+    return map(_id_of, _entries(connection, key, owner, desc=desc))
 
 
 def forget_gone(connection: Redis, key: str, record_key: Callable[[str], str]) -> None:
@@ -83,7 +88,6 @@ def forget_gone(connection: Redis, key: str, record_key: Callable[[str], str]) -
 def _entries(
     connection: Redis, key: str, owner: str | None, *, desc: bool = False
 ) -> Iterator[str]:
-    """The entries of an owner; all of them without one."""
     # ";" comes after ":".
     low, high = ("-", "+") if owner is None else (f"[{owner}:", f"({owner};")
     while True:

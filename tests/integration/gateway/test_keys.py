@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import stat
@@ -18,6 +19,7 @@ from redis import Redis
 
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
+from omlx_gateway.limits import Limits
 from omlx_producer.operate import pause_model, paused_models
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.rows.row import Row
@@ -295,6 +297,60 @@ def test_the_rate_of_a_key_is_counted_at_all_gateways_together(
         # The minute is over.
         connection.delete("omlx:http:rate:slow")
         assert httpx2.get(f"{two}/v1/models", headers=bearer(slow)).status_code == 200
+
+
+def test_the_rate_of_a_key_counts_prompts_and_rows(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    announce(connection)
+    key = add("ann", "--rate", "5")
+    row = {"url": "/v1/completions", "body": {"model": "demo", "prompt": "x"}}
+    with (
+        running_gateway(redis_url, keys=KeyFile(file)) as url,
+        OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+    ):
+
+        def upload(rows: int) -> str:
+            lines = (json.dumps({**row, "custom_id": f"r{n}"}) + "\n" for n in range(rows))
+            return client.files.create(file=("x", "".join(lines).encode()), purpose="batch").id
+
+        def batch(rows: int) -> str:
+            file_id = upload(rows)
+            connection.delete("omlx:http:rate:ann")
+            made = client.batches.create(
+                input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+            )
+            return made.status
+
+        with pytest.raises(openai.RateLimitError, match="5 prompts a minute; give fewer at once"):
+            client.completions.create(model="demo", prompt=["x"] * 6)
+        with pytest.raises(openai.RateLimitError, match="give fewer at once"):
+            batch(6)
+        assert not connection.keys("omlx:batch:*")
+        assert batch(5) == "in_progress"
+        with pytest.raises(openai.RateLimitError, match="try again in"):
+            client.models.list()
+
+
+def test_what_waits_counts_against_its_own_key_alone(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    announce(connection)
+    bulk, high = add("bulk", "--level", "bulk"), add("high")
+    body = {"model": "demo", "prompt": ["x", "y"]}
+    with running_gateway(redis_url, Limits(queued=2), keys=KeyFile(file)) as url:
+
+        def ask(key: str) -> int:
+            headers = {**bearer(key), "X-Omlx-Detach": "true"}
+            with contextlib.suppress(httpx2.ReadTimeout):
+                answer = httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=1)
+                return answer.status_code
+            return 0
+
+        assert [ask(bulk), ask(bulk), ask(high)] == [0, 429, 0]
+        for job in map(bytes.decode, connection.keys("rq:job:*")):
+            connection.hset(job, "status", "finished")
+        assert ask(bulk) == 0
 
 
 def test_keys_come_and_go_with_their_lines(
