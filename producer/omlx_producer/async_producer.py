@@ -11,7 +11,8 @@ from omlx_producer.client.cancel import CancelOutcome
 from omlx_producer.client.fields import SubmitArguments, SubmitManyArguments
 from omlx_producer.client.models import Fields
 from omlx_producer.client.outcome import JobState
-from omlx_producer.client.result import end_waits, wait_for_end_async
+from omlx_producer.client.reader import end_reading
+from omlx_producer.client.result import wait_for_end_async
 from omlx_producer.client.stream import RECONNECT_SECONDS, AsyncTokenStream, FirstText
 from omlx_producer.connection import connect_async, redis_url
 from omlx_producer.producer import JobHandle, Producer
@@ -103,9 +104,9 @@ class AsyncProducer:
         await self.close()
 
     async def close(self) -> None:
-        """End all waits and close the connections."""
-        end_waits(self._connection)
-        # The waits leave their reader, which ends with them.
+        """End all streams and waits, and close the connections."""
+        end_reading(self._connection)
+        # They leave their reader, which ends with them.
         await asyncio.sleep(0)
         await self._connection.aclose()
         self._producer.close()

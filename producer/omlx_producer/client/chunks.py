@@ -56,7 +56,7 @@ class ChatChunks:
         if include_usage:
             self._head["usage"] = None
         self._markup = Markup()
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, ChoiceText] = {}
 
     def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
         """The chunks that one event adds; one choice each, but for the usage."""
@@ -83,7 +83,7 @@ class ChatChunks:
 
     def _begun(self, index: int) -> Iterator[dict[str, Any]]:
         if index not in self._choices:
-            self._choices[index] = _Choice(self._markup)
+            self._choices[index] = ChoiceText(self._markup)
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def _of_text(
@@ -174,7 +174,7 @@ class TextChunks:
         return {**self._head, "choices": [choice]}
 
 
-class _Choice:
+class ChoiceText:
     """One choice's text. What follows a call is held back until the call is known to be one.
 
     Attributes:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import redis
 from pydantic import ValidationError
 from redis.client import Pipeline
-from redis.exceptions import ResponseError
 from rq import Queue
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
@@ -236,9 +235,6 @@ def find_outcome(
         UnknownJob: if the job does not exist, or its result has expired.
         MalformedResult: see `read_outcome`.
     """
-    for reply in (status, entries):
-        if isinstance(reply, ResponseError):
-            raise reply
     if status is None:
         raise unknown_job(job_id)
     ending = ENDINGS.get(status.decode())

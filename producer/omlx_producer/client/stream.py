@@ -1,7 +1,7 @@
 """Iterators over the tokens of a job: each token once, in order, from any cursor.
 
-A consumer may attach before, during or after the job, be slow, or lose its connection. All streams
-of one client share a `Reader`.
+A consumer may attach before, during or after the job, be slow, or lose its connection. A sync
+stream reads on a connection of its own; those of an asyncio client share an `AsyncReader`.
 
 Each event says where its tokens and its text begin in their choice, and has a digest of the
 choice's tokens. So what comes twice is cut off, and what was written anew is never mixed with what
@@ -13,23 +13,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator
+import time
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import redis
 import redis.asyncio
 from pydantic import ValidationError
+from redis.exceptions import RedisError
 
-from omlx_producer.client.chunks import ChatChunks
-from omlx_producer.client.outcome import Outcome, require_job_id
-from omlx_producer.client.reader import AsyncReader, Follow, Reader
-from omlx_producer.connection import connect, connect_async, require_client
+from omlx_producer.client.chunks import ChoiceText
+from omlx_producer.client.outcome import (
+    ENDINGS,
+    WAITING,
+    Outcome,
+    ask_result,
+    read_outcome,
+    require_job_id,
+    unknown_job,
+)
+from omlx_producer.client.reader import PAGE, AsyncReader, Entry, EntryId, entries_by_key, entry_id
+from omlx_producer.connection import block_seconds, connect, connect_async, require_client
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
 from omlx_producer.outage import Reconnection
-from omlx_producer.wire import Completion
+from omlx_producer.wire import Completion, Markup, events_key
 from omlx_producer.wire.events import (
     ChoiceDelta,
     DoneEvent,
@@ -42,14 +51,16 @@ from omlx_producer.wire.events import (
 _MOST_TOKENS = 2**63 - 1
 """A stream's ids, which count tokens, are numbers of 64 bits."""
 
-Item = bytes | Outcome | Exception
+REQUEUED_SECONDS = 0.25
+"""Between looks at a job that waits again. It has the stream of its earlier run until its claim."""
 
 
 class TokenStream:
     """An iterator over the events of a job. It ends after the terminal event.
 
     Args:
-        connection: a Redis client, or a URL. Streams of one client share a connection.
+        connection: a Redis client, or a URL. A stream takes a connection of the client's pool while
+            it waits for the next event, so threads that read at once need as many.
         cursor: the ``n`` of the last event that the consumer has had. If Redis has since lost its
             last writes, a cursor of a job with several choices may stand for other tokens; 0 is
             always exact.
@@ -81,9 +92,7 @@ class TokenStream:
         self._owned = isinstance(connection, str)
         require_client(self._connection)
         self.cursor = cursor
-        # A generator with a reference to this object would keep it and its reader alive.
-        delivered = Delivered(job_id, cursor)
-        self._events = _follow(self._connection, delivered, Reconnection(reconnect_for))
+        self._events = _follow(self._connection, Follower(job_id, cursor, reconnect_for))
 
     def __iter__(self) -> Self:
         return self
@@ -129,8 +138,9 @@ class AsyncTokenStream:
         self._owned = isinstance(connection, str)
         require_client(self._connection, redis.asyncio.Redis)
         self.cursor = cursor
-        delivered = Delivered(job_id, cursor)
-        self._events = _follow_async(self._connection, delivered, Reconnection(reconnect_for))
+        # A generator with a reference to this object would keep it and its reader alive.
+        follower = Follower(job_id, cursor, reconnect_for)
+        self._events = _follow_async(self._connection, follower)
 
     def __aiter__(self) -> Self:
         return self
@@ -153,58 +163,156 @@ class AsyncTokenStream:
             await self._connection.aclose()
 
 
-def _follow(
-    connection: redis.Redis, delivered: Delivered, outage: Reconnection
-) -> Generator[JobEvent]:
-    while not delivered.over:
-        follow = Follow(delivered.job_id, delivered.base, SimpleQueue[Item](), outage)
-        reader = Reader.join(connection, follow)
+def _follow(connection: redis.Redis, follower: Follower) -> Generator[JobEvent]:
+    block = int(1000 * block_seconds(connection))
+    while not follower.over:
         try:
-            reader.wake()
-            while not delivered.over:
-                item = follow.inbox.get()
-                if follow.full and follow.inbox.empty():
-                    reader.wake()
-                if (event := delivered.take(item)) is not None:
-                    yield event
-        except _Gap:
+            if follower.looks:
+                found = follower.looked(*follower.ask(connection.pipeline()).execute())
+            else:
+                reply = connection.xread({follower.key: follower.position}, PAGE, block)
+                found = follower.heard([each for _, page in entries_by_key(reply) for each in page])
+        except RedisError as error:
+            time.sleep(follower.failed(error))
             continue
-        finally:
-            reader.leave(follow)
+        yield from found
+        if follower.early:
+            time.sleep(REQUEUED_SECONDS)
 
 
 async def _follow_async(
-    connection: redis.asyncio.Redis, delivered: Delivered, outage: Reconnection
+    connection: redis.asyncio.Redis, follower: Follower
 ) -> AsyncGenerator[JobEvent]:
-    while not delivered.over:
-        follow = Follow(delivered.job_id, delivered.base, asyncio.Queue[Item](), outage)
-        reader = AsyncReader.join(connection, follow)
+    silence = block_seconds(connection)
+    async with AsyncReader.inbox(connection, follower.key) as inbox:
+        while not follower.over:
+            try:
+                if follower.looks:
+                    reply = await follower.ask(inbox.connection.pipeline()).execute()
+                    found = follower.looked(*reply)
+                else:
+                    reply = await inbox.read(follower.key, follower.after, silence)
+                    found = follower.heard(reply)
+            except RedisError as error:
+                await asyncio.sleep(follower.failed(error))
+                continue
+            for event in found:
+                yield event
+            if follower.early:
+                await asyncio.sleep(REQUEUED_SECONDS)
+
+
+class Follower:
+    """What a consumer asks Redis next, and what the answers add to what it has had.
+
+    Attributes:
+        key: of the job's stream.
+        after: the id of the last entry read.
+        over: whether it has had the terminal event.
+        looks: whether it looks at the job next, not only at its stream: at first, after a lost
+            connection, and after a silence, since other tools end jobs without an event.
+        early: whether the stream is that of an earlier run, until a worker claims the job.
+    """
+
+    def __init__(self, job_id: str, cursor: int, patience: float) -> None:
+        self._delivered = Delivered(job_id, cursor)
+        self._outage = Reconnection(patience)
+        self.job_id = job_id
+        self.key = events_key(job_id)
+        self.after: EntryId = (cursor, 0)
+        self.looks, self.early = True, False
+
+    @property
+    def over(self) -> bool:
+        return self._delivered.over
+
+    @property
+    def position(self) -> str:
+        """``after`` as Redis writes it."""
+        return "{}-{}".format(*self.after)
+
+    def ask(self, pipe: Any) -> Any:
+        """Queue the commands of a look."""
+        ask_result(pipe, self.job_id)
+        pipe.xrange(self.key, min=f"({self.position}", count=PAGE)
+        pipe.xrevrange(self.key, count=1)
+        return pipe
+
+    def looked(
+        self,
+        status: bytes | None,
+        results: Sequence[Entry],
+        entries: Sequence[Entry],
+        last: Sequence[Entry],
+    ) -> Iterator[JobEvent]:
+        """The events that a look adds.
+
+        Raises:
+            UnknownJob: if there is neither a job nor the end of its stream, or no result.
+            MalformedResult: see `read_outcome`.
+        """
+        self._outage.answered()
+        ended = bool(last) and entry_id(last[0][0])[1] > 0
+        ending = ENDINGS.get(status.decode()) if status else None
+        self.early = ended and status in WAITING
+        if self.early:
+            return
+        self.looks = len(entries) == PAGE or bool(entries and (ending or status is None))
+        if entries:
+            yield from self._take(self._fresh(entries))
+        elif ended:
+            # The stream is shorter than what was had.
+            yield from self._take([last[0][1].get(b"event", b"")])
+        elif status is None:
+            raise unknown_job(self.job_id)
+        elif ending:
+            outcome = read_outcome(self.job_id, ending, results[0] if results else None)
+            yield from self._take([outcome])
+
+    def heard(self, entries: Sequence[Entry]) -> Iterator[JobEvent]:
+        """The events that new entries of the stream add; none is a silence."""
+        self._outage.answered()
+        self.looks = not entries
+        return self._take(self._fresh(entries))
+
+    def failed(self, error: RedisError) -> float:
+        """Note a lost connection. Returns the seconds to wait; see `Reconnection.failed`."""
+        self.looks = True
+        return self._outage.failed(error)
+
+    def _fresh(self, entries: Sequence[Entry]) -> Iterator[bytes]:
+        """The payloads of entries after the last one read."""
+        for told, fields in entries:
+            if (found := entry_id(told)) > self.after:
+                self.after = found
+                yield fields.get(b"event", b"")
+
+    def _take(self, items: Iterable[bytes | Outcome]) -> Iterator[JobEvent]:
         try:
-            await reader.wake()
-            while not delivered.over:
-                item = await follow.inbox.get()
-                if follow.full and follow.inbox.empty():
-                    await reader.wake()
-                if (event := delivered.take(item)) is not None:
+            for item in items:
+                if (event := self._delivered.take(item)) is not None:
                     yield event
         except _Gap:
-            continue
-        finally:
-            await reader.leave(follow)
+            self.after, self.looks = (self._delivered.base, 0), True
 
 
 class FirstText:
     """The text of one job's first choice, in pieces, without thinking and calls of tools."""
 
     def __init__(self) -> None:
-        self._chunks = ChatChunks("", "")
+        self._choice: ChoiceText | None = None
         self._told = 0
 
     def take(self, event: JobEvent) -> str:
         """What one event adds."""
-        choices = [choice for chunk in self._chunks.take(event) for choice in chunk["choices"]]
-        added = [each["delta"].get("content", "") for each in choices if each["index"] == 0]
-        text = "".join(added)
+        if not isinstance(event, TokensEvent):
+            return ""
+        self._choice = self._choice or ChoiceText(event.markup or Markup())
+        text = ""
+        for delta in event.choices:
+            if delta.index == 0:
+                added = self._choice.feed(delta)
+                text += "".join(each for part, each, _ in added if part == "content")
         self._told += len(text)
         return text
 
@@ -281,15 +389,13 @@ class Delivered:
         self._choices: dict[int, _Choice] = {}
         self._read_again = False
 
-    def take(self, item: Item) -> JobEvent | None:
+    def take(self, item: bytes | Outcome) -> JobEvent | None:
         """What an entry of the stream, or the outcome of a job, adds to what was had.
 
         Raises:
             _Gap: if something before it is missing. It is a TokensLost the second time.
             TokensLost: if the stream holds others than were had, or no event ends at the cursor.
         """
-        if isinstance(item, Exception):
-            raise item
         event = item.as_event(self._cursor) if isinstance(item, Outcome) else self._parse(item)
         if isinstance(event, TokensEvent):
             return self._add(event)

@@ -9,7 +9,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from omlx_producer import JobEvent, JobHandle, TokenStream
-from omlx_producer.client import reader
+from omlx_producer import connection as connection_module
 from omlx_producer.wire import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import later, queued
@@ -37,7 +37,7 @@ def test_it_can_be_cancelled_and_ends_so(connection: redis.Redis, requeued: JobH
 def test_those_who_watch_it_wait_for_its_next_end(
     connection: redis.Redis, requeued: JobHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 0.1)
 
     def run_again() -> None:
         # As a worker does that claims it.

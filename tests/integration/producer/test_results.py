@@ -24,8 +24,8 @@ from omlx_producer import (
     Producer,
     UnknownJob,
 )
+from omlx_producer import connection as connection_module
 from omlx_producer.cli.main import cli
-from omlx_producer.client import ended
 from omlx_producer.client.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.redis_server import RedisServer
@@ -130,7 +130,7 @@ def test_a_job_cancelled_by_another_tool_is_noticed(
     connection: redis.Redis, job: JobHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RQ's own cancel writes no result and so wakes nobody."""
-    monkeypatch.setattr(ended, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 0.5)
     thread = later(lambda: fetch(connection, job.id).cancel())
     with pytest.raises(JobCancelled):
         job.result(timeout=10)

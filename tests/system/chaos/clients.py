@@ -13,11 +13,10 @@ from redis.exceptions import RedisError
 
 from omlx_gateway import streaming
 from omlx_gateway.cli import main as gateway
-from omlx_producer import Producer
+from omlx_producer import Producer, connection
 from omlx_producer.bulk import batch, collector
 from omlx_producer.cli.common import UNREACHABLE
 from omlx_producer.cli.main import main
-from omlx_producer.client import reader
 from omlx_producer.outage import passes
 from tests.system.chaos.workload import submit_once
 
@@ -71,6 +70,6 @@ def _hurry() -> None:
     collector.RECONCILE_SECONDS = 1.0
     collector.WAIT_SECONDS = 0.1
     collector.LONGEST_PAUSE = 0.5
-    reader.IDLE_SECONDS = 0.5
+    connection.LONGEST_BLOCK_SECONDS = 0.5
     batch.ALIVE_SECONDS = 1
     streaming.PING_SECONDS = 0.5

@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omlx_producer.client.reader.IDLE_SECONDS", 0.5)
+    monkeypatch.setattr("omlx_producer.connection.LONGEST_BLOCK_SECONDS", 0.5)
 
 
 def test_schedule(seed: int, nursery: Nursery, tmp_path: Path) -> None:

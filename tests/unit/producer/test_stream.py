@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 from redis.exceptions import AuthenticationError
 
 from omlx_producer import InvalidRequest, TokensLost, UnknownJob
-from omlx_producer.client import reader, stream
-from omlx_producer.client.reader import Follow
-from omlx_producer.client.stream import Delivered
+from omlx_producer.client import stream
+from omlx_producer.client.reader import PAGE, entry_id
+from omlx_producer.client.stream import Delivered, Follower
 from omlx_producer.outage import Reconnection
 from omlx_producer.wire import (
     ChoiceDelta,
@@ -59,23 +58,13 @@ def payload(event: JobEvent) -> bytes:
     return event.model_dump_json().encode()
 
 
-def following(cursor: int = 0) -> Follow:
-    return Follow(JOB, cursor, SimpleQueue(), Reconnection(10))
-
-
-def look(follow: Follow, events: list[JobEvent], status: bytes | None = b"started") -> bool:
-    """What a reader does: look at a job whose stream holds these events."""
+def look(
+    follower: Follower, events: list[JobEvent], status: bytes | None = b"started"
+) -> list[Any]:
+    """What a look at a job adds whose stream holds these events."""
     entries = [entry(event) for event in events]
-    after = [each for each in entries if reader._numbers(each[0]) > follow.after]
-    return follow.looked(status, [], after[: reader.PAGE], entries[-1:])
-
-
-def taken(follow: Follow, delivered: Delivered) -> list[JobEvent]:
-    found = []
-    while not follow.inbox.empty():
-        if (event := delivered.take(follow.inbox.get())) is not None:
-            found.append(event)
-    return found
+    after = [each for each in entries if entry_id(each[0]) > follower.after]
+    return list(follower.looked(status, [], after[:PAGE], entries[-1:]))
 
 
 LETTERS = ("abcdefgh", "ABCDEFGH")
@@ -98,7 +87,6 @@ def cut(at: list[int], counts: tuple[int, int]) -> TokensEvent:
             st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any),
             st.integers(1, 8).map(lambda entries: ("lose", entries)),
             st.just(("read", 0)),
-            st.just(("read again", 0)),
         ),
         max_size=20,
     )
@@ -106,27 +94,17 @@ def cut(at: list[int], counts: tuple[int, int]) -> TokensEvent:
 def test_tokens_that_are_written_again_in_other_events_come_once(actions: list[Any]) -> None:
     """Each loss cuts off entries; the next run writes the same tokens in events of its own."""
     server: list[JobEvent] = []
-    delivered, got = Delivered(JOB, 0), list[JobEvent]()
-    follows = [following()]
+    follower, got = Follower(JOB, 0, 10), list[JobEvent]()
 
     def read() -> None:
-        while not delivered.over:
-            look(follows[-1], server)
-            try:
-                found = taken(follows[-1], delivered)
-            except stream._Gap:
-                follows.append(following())
-                continue
-            got.extend(found)
-            if not found:
-                return
+        follower.looks = True
+        while follower.looks and not follower.over:
+            got.extend(look(follower, server))
 
     at = [0, 0]
     for action in [*actions, (8, 8)]:
         if action[0] == "read":
             read()
-        elif action[0] == "read again":
-            follows.append(following())
         elif action[0] == "lose":
             server = server[: -action[1]]
             at = [0, 0]
@@ -223,38 +201,37 @@ def test_a_job_that_never_published_ends_with_its_terminal_event() -> None:
 
 
 def test_a_full_page_is_followed_by_the_next() -> None:
-    events: list[JobEvent] = [tokens(n, n + 1, "x" * 9999) for n in range(reader.PAGE + 1)]
-    follow = following()
-    assert not look(follow, events)
-    assert follow.inbox.qsize() == reader.PAGE
-    assert follow.after == (reader.PAGE, 0)
+    events: list[JobEvent] = [tokens(n, n + 1, "x" * 9999) for n in range(PAGE + 1)]
+    follower = Follower(JOB, 0, 10)
+    assert look(follower, events) == events[:PAGE]
+    assert follower.looks
+    assert look(follower, events) == events[PAGE:]
+    assert not follower.looks
 
 
 def test_a_stream_without_a_job_is_unknown() -> None:
     with pytest.raises(UnknownJob):
-        look(following(), [], None)
+        look(Follower(JOB, 0, 10), [], None)
 
 
 def test_a_stream_that_outlives_its_job_is_read_to_its_end() -> None:
-    follow = following()
-    assert look(follow, [tokens(0, 1), done(1)], None)
-    assert taken(follow, Delivered(JOB, 0)) == [tokens(0, 1), done(1)]
+    follower = Follower(JOB, 0, 10)
+    assert look(follower, [tokens(0, 1), done(1)], None) == [tokens(0, 1), done(1)]
+    assert follower.over
 
 
 @pytest.mark.parametrize("status", [b"queued", b"scheduled", b"rate_limited", b"ready_to_enqueue"])
 def test_the_end_of_an_earlier_run_is_not_the_end_of_a_job_that_waits(status: bytes) -> None:
-    follow = following()
-    assert not look(follow, [tokens(0, 1), done(1)], status)
-    assert follow.inbox.empty()
-    assert not follow.listens
-    assert not look(follow, [tokens(0, 1)])
-    assert follow.listens
+    follower = Follower(JOB, 0, 10)
+    assert look(follower, [tokens(0, 1), done(1)], status) == []
+    assert follower.early
+    assert look(follower, [tokens(0, 1)]) == [tokens(0, 1)]
+    assert not follower.early
 
 
 def test_the_end_of_a_stream_that_is_shorter_than_what_was_had_is_found() -> None:
-    follow = following(3)
-    assert look(follow, [tokens(0, 1), tokens(1, 3), done(3)])
-    assert taken(follow, Delivered(JOB, 3)) == [done(3)]
+    follower = Follower(JOB, 3, 10)
+    assert look(follower, [tokens(0, 1), tokens(1, 3), done(3)]) == [done(3)]
 
 
 LOST = redis.ConnectionError("gone")
@@ -263,12 +240,11 @@ LOST = redis.ConnectionError("gone")
 def test_a_consumer_gives_up_after_its_patience_and_an_answer_forgives() -> None:
     now = [0.0]
     outage = Reconnection(10, clock=lambda: now[0])
-    follow = Follow(JOB, 0, SimpleQueue(), outage)
-    look(follow, [])
+    outage.answered()
     for second in (0, 10):
         now[0] = second
         outage.failed(LOST)
-    look(follow, [])
+    outage.answered()
     for second in (100, 109):
         now[0] = second
         outage.failed(LOST)
