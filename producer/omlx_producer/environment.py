@@ -47,7 +47,6 @@ KNOWN = frozenset(
         "OMLX_QUEUE_MTP_FROM",
         "OMLX_QUEUE_NAME",
         "OMLX_QUEUE_ONLY_ON_POWER",
-        "OMLX_QUEUE_PATIENCE",
         "OMLX_QUEUE_PREFIX_CACHE",
         "OMLX_QUEUE_PREFIX_DIR",
         "OMLX_QUEUE_PREFIX_DIR_LIMIT",
@@ -55,7 +54,6 @@ KNOWN = frozenset(
         "OMLX_QUEUE_REDIS_GRACE",
         "OMLX_QUEUE_REDIS_URL",
         "OMLX_QUEUE_STATE_DIR",
-        "OMLX_QUEUE_STREAM_TTL",
         "OMLX_QUEUE_THINKING_BUDGET",
     }
 )

@@ -27,7 +27,6 @@ class Rows:
         max_rows: int = 4,
         chunk: int = 8,
         memory: int = 100,
-        patience: float = 30.0,
         *,
         shares: bool = False,
         pads: bool = True,
@@ -41,16 +40,15 @@ class Rows:
             budget,
             shares=shares,
             pads=pads,
-            patience=patience,
             clock=self.clock,
         )
         self.rows: dict[str, DecodeRow] = {}
         self.held: dict[str, int] = {}
 
     @classmethod
-    def filled(cls, *levels: int, patience: float = 30.0) -> Rows:
+    def filled(cls, *levels: int) -> Rows:
         """A full batch of decoding rows, ``row-0`` and so on, of these levels."""
-        rows = cls(len(levels), patience=patience)
+        rows = cls(len(levels))
         for place, level in enumerate(levels):
             rows.add(f"row-{place}", 1, level)
         while len(rows.scheduler.decoding) < len(levels):

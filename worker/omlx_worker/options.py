@@ -28,7 +28,7 @@ SECTIONS = {
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),
-        *("lease_seconds", "patience", "stream_ttl"),
+        "lease_seconds",
     ),
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
     "Life cycle": (

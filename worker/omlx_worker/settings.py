@@ -108,9 +108,6 @@ class WorkerSettings(BaseSettings):
     lease_seconds: float = Field(
         default=30.0, ge=1, le=86_400, description="Seconds that a silent worker keeps its jobs."
     )
-    patience: float = Field(
-        default=30.0, gt=0, description="Seconds before a job of a worse queue gets its turn."
-    )
     memory_limit: ByteSize | None = Field(
         default=None, description="For model and caches; else what the device allows."
     )
@@ -140,9 +137,6 @@ class WorkerSettings(BaseSettings):
         default=60.0, ge=0, description="Seconds for running jobs after SIGTERM, or its hours."
     )
     redis_grace: float = Field(default=600.0, gt=0, description="Seconds that Redis may be away.")
-    stream_ttl: int = Field(
-        default=86_400, ge=60, description="Seconds that a stream is kept without a result."
-    )
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
     log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
     log_file: Path | None = Field(

@@ -44,12 +44,6 @@ progress_option = option(
     default="auto",
     help="On stderr; auto is a bar on a terminal, else ndjson.",
 )
-window_option = _run(
-    "--window",
-    type=click.IntRange(min=1),
-    default=RunOptions.window,
-    help="Rows in Redis at once, at most.",
-)
 ordered_option = option(
     "--ordered", section="Output", is_flag=True, help="Sort the results by input at the end."
 )
@@ -73,7 +67,12 @@ ordered_option = option(
 @_request("--priority", type=click.Choice(PRIORITIES), default="bulk", help="Queue of the rows.")
 @_request("--queue-anyway", is_flag=True, help="Take models that no worker has announced.")
 @sampling_options
-@window_option
+@_run(
+    "--window",
+    type=click.IntRange(min=1),
+    default=RunOptions.window,
+    help="Rows in Redis at once, at most.",
+)
 @_run(
     "--job-timeout",
     type=click.IntRange(min=1),
@@ -183,7 +182,6 @@ def run(
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @_input("--input", "source", help="The input, if it was stdin or has moved.")
 @_run("--refused", is_flag=True, help="Also rows that the worker refused as invalid.")
-@window_option
 @ordered_option
 @progress_option
 @redis_option
@@ -191,7 +189,6 @@ def retry(
     output: Path,
     source: str | None,
     refused: bool,
-    window: int,
     ordered: bool,
     progress: Style,
     redis_url: str | None,
@@ -213,7 +210,7 @@ def retry(
         with resumable(source):
             ended = run_here(
                 producer,
-                dataclasses.replace(earlier, input=source, window=window),
+                dataclasses.replace(earlier, input=source),
                 output,
                 ordered=ordered,
                 only_failures=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import pytest
@@ -14,9 +15,11 @@ from rq.job import Job
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
+from omlx_worker.decode import scheduler
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.messages import Admit, DecodeMessage, Drop, MainMailbox, Prepared, TrafficMessage
+from omlx_worker.queue import order
 from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import BYTES_A_TOKEN, FakeEngine, expected
 from tests.helpers.leases import QUEUES, table
@@ -31,6 +34,17 @@ from tests.helpers.workers import (
     status,
     wait_for,
 )
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Gives waiting jobs their turn after these seconds."""
+
+    def within(seconds: float) -> None:
+        for module in (order, scheduler):
+            monkeypatch.setattr(module, "PATIENCE_SECONDS", seconds)
+
+    return within
 
 
 def request_of(job: Job) -> GenerationRequest:
@@ -68,11 +82,11 @@ def test_a_job_of_more_choices_than_the_batch_has_places_asks_for_no_more_memory
 
 @pytest.mark.parametrize(("places", "memory"), [(1, 2**30), (4, 2**30), (4, 150 * BYTES_A_TOKEN)])
 def test_a_job_of_many_choices_holds_back_no_other_job(
-    redis_url: str, connection: Redis, places: int, memory: int
+    redis_url: str, connection: Redis, impatient: Callable[[float], None], places: int, memory: int
 ) -> None:
     many = enqueue(connection, priority="high", n=128, max_completion_tokens=50)
-    options = {"memory_limit": memory, "patience": 0.2}
-    with running_worker(redis_url, max_rows=places, step_seconds=0.002, **options):
+    impatient(0.2)
+    with running_worker(redis_url, max_rows=places, step_seconds=0.002, memory_limit=memory):
         wait_for(lambda: events(connection, many.id))
         others = [
             enqueue(connection, priority=each, max_completion_tokens=4)
@@ -160,7 +174,6 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
         engine,
         budget,
         alias=ALIAS,
-        patience=30,
         main=main,
         submit=submitted.append,
         traffic=traffic,
@@ -215,11 +228,12 @@ def test_a_paused_row_gives_up_its_cache_where_memory_is_short_and_still_loses_n
 
 
 def test_a_bulk_job_is_reached_under_a_steady_stream_of_high_ones(
-    redis_url: str, connection: Redis
+    redis_url: str, connection: Redis, impatient: Callable[[float], None]
 ) -> None:
+    impatient(0.5)
     high = [enqueue(connection, f"h{i}", "high", max_completion_tokens=15) for i in range(300)]
     bulk = enqueue(connection, "b", "bulk", max_completion_tokens=15)
-    with running_worker(redis_url, max_rows=2, step_seconds=0.004, patience=0.5):
+    with running_worker(redis_url, max_rows=2, step_seconds=0.004):
         wait_for(lambda: is_over(bulk))
         assert queue(connection, "high").count > 0
         assert not all(map(is_over, high))

@@ -359,7 +359,6 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
         (["--embedded-redis", "--redis-url", "redis://x"], "leave --redis-url out"),
         (["--max-batch", "many"], "--max-batch: got many; give 1 to 1024"),
         (["--memory-limit", "much"], "--memory-limit: got much; give a size such as 24GB"),
-        (["--patience", "0"], "--patience: got 0; give more than 0"),
         (["--lease-seconds", "0"], "--lease-seconds: got 0; give 1 to 86400"),
         (["--lease-seconds", "inf"], "--lease-seconds: got inf; give 1 to 86400"),
         (["--name", ""], "--name: got ''; give letters, digits and . _ -"),

@@ -74,7 +74,7 @@ def test_a_stream_expires_with_the_result_and_without_one_by_itself(
 ) -> None:
     kept = enqueue(connection, result_ttl=120)
     unfinished = enqueue(connection, max_completion_tokens=5000)
-    with running_worker(redis_url, step_seconds=0.005, stream_ttl=600):
+    with running_worker(redis_url, step_seconds=0.005):
         wait_for(lambda: is_over(kept) and connection.xlen(events_key(unfinished.id)) > 3)
     assert 0 < connection.ttl(events_key(kept.id)) <= 120
-    assert 120 < connection.ttl(events_key(unfinished.id)) <= 600
+    assert 120 < connection.ttl(events_key(unfinished.id)) <= 86_400

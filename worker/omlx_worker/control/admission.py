@@ -46,7 +46,6 @@ class Admission:
 
     Args:
         queues: names, best first.
-        patience: see `ClaimOrder`.
         alias: of the model that the engine has.
         main: gets what a job that was prepared has come to; it is for `prepared`.
         submit: sends the decode thread a job to run or to drop.
@@ -67,7 +66,6 @@ class Admission:
         budget: MemoryBudget,
         *,
         alias: str,
-        patience: float,
         main: MainMailbox,
         submit: Callable[[DecodeMessage], None],
         traffic: TrafficMailbox,
@@ -76,7 +74,7 @@ class Admission:
         self.paused = False
         self.served = False
         self._leases = leases
-        self._order = ClaimOrder(queues, patience)
+        self._order = ClaimOrder(queues)
         self._intake = Intake(engine, alias, connection, budget.objection)
         self._preparers = Preparers(self._intake.prepare, leases.holds, main)
         self._budget = budget

@@ -109,7 +109,6 @@ class GenerationWorker(RecordedWorker):
             self.name,
             settings.queues,
             seconds=settings.lease_seconds,
-            stream_ttl=settings.stream_ttl,
             on_free=lambda: self._mailbox.put(Ring()),
             on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
         )
@@ -171,7 +170,6 @@ class GenerationWorker(RecordedWorker):
             self._engine,
             budget,
             alias=self._settings.alias,
-            patience=self._settings.patience,
             main=self._mailbox,
             submit=self.decode_thread.submit,
             traffic=self._traffic,

@@ -18,7 +18,7 @@ from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.decode.scheduler import PATIENCE_SECONDS, Scheduler
+from omlx_worker.decode.scheduler import Scheduler
 from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.engine.rows.row import Emission
 
@@ -43,7 +43,6 @@ class DecodeLoop:
     Args:
         driver: decides how deep steps draft.
         chunks: how many prompt tokens are read at a time.
-        patience: see `Scheduler`.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class DecodeLoop:
         *,
         driver: DepthDriver,
         chunks: ChunkSize,
-        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.counters = counters
         self._engine = engine
@@ -66,7 +64,6 @@ class DecodeLoop:
             budget,
             shares=engine.shares,
             pads=engine.pads,
-            patience=patience,
         )
         self._clock = StepClock()
 

@@ -1,7 +1,7 @@
 """Which row runs next. Knows no engine, no Redis and no threads.
 
 Rows wait until a place in the batch is free, the best level first and the oldest first among
-equals. A row that has waited for ``patience`` seconds goes before all others and is not paused
+equals. A row that has waited for `PATIENCE_SECONDS` goes before all others and is not paused
 again, so no row waits for ever. When the batch is full and a row of the best level waits, the
 youngest row of the lowest level is paused and takes its turn again later. When a choice of a job
 joins, its other choices queue up again, behind the rows that came in the meantime.
@@ -32,8 +32,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import BULK, HIGH, DecodeRow, Stage
 from omlx_worker.engine.rows.row import Known
-
-PATIENCE_SECONDS = 30.0
+from omlx_worker.queue.order import PATIENCE_SECONDS
 
 AHEAD = 4
 """Chunks of unread tokens up to which rows join, so that prompts of similar length meet."""
@@ -48,7 +47,6 @@ class Scheduler:
         budget: whether rows fit into memory together.
         shares: whether the engine keeps beginnings of prompts.
         pads: whether it reads prompts of different lengths together.
-        patience: seconds after which a waiting row goes before all others.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class Scheduler:
         *,
         shares: bool = False,
         pads: bool = True,
-        patience: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_rows = max_rows
@@ -67,7 +64,6 @@ class Scheduler:
         self._budget = budget
         self._shares = shares
         self._pads = pads
-        self._patience = patience
         self._clock = clock
         self._arrivals = self._joins = 0
         self._rows: dict[str, DecodeRow] = {}
@@ -269,7 +265,7 @@ class Scheduler:
     def _age(self) -> None:
         now = self._clock()
         for row in self._rows.values():
-            if not row.in_batch and now - row.since >= self._patience:
+            if not row.in_batch and now - row.since >= PATIENCE_SECONDS:
                 row.aged = True
 
 

@@ -135,7 +135,6 @@ class DecodeThread:
                 self.counters,
                 driver=self.driver,
                 chunks=ChunkSize(LONGEST_CHUNK, FIXED_CHUNK if self._settings.fixed_shapes else 1),
-                patience=self._settings.patience,
             )
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
             self._made.set_exception(error)

@@ -17,20 +17,13 @@ FAILED = 1
 
 @click.command()
 @click.option(
-    "--max-batch",
-    type=click.IntRange(1, 64),
-    default=8,
-    show_default=True,
-    help="Rows in the batch at the same time.",
-)
-@click.option(
     "--max-tokens",
     type=click.IntRange(1),
     default=96,
     show_default=True,
     help="Generate at most this many tokens for a prompt.",
 )
-def demo(max_batch: int, max_tokens: int) -> None:
+def demo(max_tokens: int) -> None:
     """Run a server, the demo model, and a few prompts."""
     require_mlx()
     from omlx_producer.errors import OmlxQueueError
@@ -40,7 +33,7 @@ def demo(max_batch: int, max_tokens: int) -> None:
     try:
         from omlx_worker.demo.run import run_demo
 
-        run_demo(max_batch=max_batch, max_tokens=max_tokens)
+        run_demo(max_tokens)
     except ServerError as error:
         fail(UNREACHABLE, str(error))
     except ValidationError as error:

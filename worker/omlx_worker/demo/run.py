@@ -107,7 +107,7 @@ PROMPTS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def run_demo(*, max_batch: int, max_tokens: int) -> None:
+def run_demo(max_tokens: int) -> None:
     """Run the demo. Exits with 1 if a job failed.
 
     Raises:
@@ -123,7 +123,7 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
         producer = stack.enter_context(Producer(server.url))
         with console.status("two workers load the model ..."):
             for name in "ab":
-                workers[name] = Worker(name, server.url, folder, max_batch)
+                workers[name] = Worker(name, server.url, folder)
                 stack.push(workers[name].end)
             wait_until_ready(workers, producer.connection)
         jobs, threads = start_jobs(producer, max_tokens)
@@ -146,7 +146,7 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
 class Worker:
     """``omlx-worker run`` with the demo model, as a child, so that it can be killed."""
 
-    def __init__(self, name: str, url: str, folder: Path, max_batch: int) -> None:
+    def __init__(self, name: str, url: str, folder: Path) -> None:
         import mlx.core as mx
 
         self._name = name
@@ -160,7 +160,7 @@ class Worker:
         options = {
             **{"model": "demo", "model-alias": ALIAS, "name": name, "redis-url": url},
             # The demo shows drafts, also where they do not pay.
-            **{"mode": "mtp", "max-batch": max_batch, "lease-seconds": LEASE_SECONDS},
+            **{"mode": "mtp", "max-batch": len(PROMPTS), "lease-seconds": LEASE_SECONDS},
             **{"state-dir": folder, "redis-grace": 10},
         }
         with self._log.open("wb") as output:

@@ -37,6 +37,7 @@ EXECUTION_PREFIX = "omlx-"
 # How long RQ's clean-up leaves an expired lease to our sweep; see `extend` in prelude.lua.
 GRACE_SECONDS = 7 * 86_400
 STREAM_TTL = 86_400
+"""Seconds that a stream without a result is kept."""
 
 
 def new_claim_id() -> str:
@@ -60,7 +61,6 @@ class LeaseTable:
         queues: Sequence[str],
         *,
         seconds: float = 30.0,
-        stream_ttl: int = STREAM_TTL,
         on_free: Callable[[], None] = lambda: None,
         on_stop: Callable[[Claim], None] = lambda _: None,
     ) -> None:
@@ -68,7 +68,6 @@ class LeaseTable:
         self.seconds = seconds
         self.worker_name = worker_name
         self.queues = list(queues)
-        self.stream_ttl = stream_ttl
         self._on_free = on_free
         self._on_stop = on_stop
         # The queue in which a suspect waits until this worker holds nothing.
@@ -175,7 +174,7 @@ class LeaseTable:
             Refused jobs and reasons: the job's status if the lease is gone, ``written`` if the
             stream has other entries, the number of its tokens if the server has lost its end.
         """
-        args: list[str | float] = [self.stream_ttl, events_key(""), tokens_channel("")]
+        args: list[str | float] = [STREAM_TTL, events_key(""), tokens_channel("")]
         for job, event in events:
             text = event.model_dump_json(exclude_none=True) if event else ""
             place = (event.since, event.stream_id) if event else ("", "")
@@ -194,7 +193,7 @@ class LeaseTable:
         """
         args: list[str | int | bytes] = [
             self.worker_name,
-            self.stream_ttl,
+            STREAM_TTL,
             events_key(""),
             tokens_channel(""),
             ended_key(""),
@@ -214,7 +213,7 @@ class LeaseTable:
 
     def lose(self, job: Claim) -> None:
         """Drop a job whose lease is gone."""
-        clear_up(self.connection, job, self.stream_ttl)
+        clear_up(self.connection, job, STREAM_TTL)
         self.forget(job)
 
     def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str | int]:

@@ -1,8 +1,8 @@
 """Which queues to claim from next: the best first, without starving the others.
 
 A steady stream of jobs of high priority would starve the other queues. So a queue that was passed
-over for ``patience`` seconds gets one job claimed before all others, and that job is not paused for
-others. At least one job of each queue is taken every ``patience`` seconds, if there is room.
+over for `PATIENCE_SECONDS` gets one job claimed before all others, and that job is not paused for
+others. At least one job of each queue is taken every `PATIENCE_SECONDS`, if there is room.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omlx_worker.queue.claim import Claim
+
+PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,14 @@ class ClaimOrder:
 
     Args:
         queues: names, best first.
-        patience: seconds.
     """
 
     def __init__(
         self,
         queues: Sequence[str],
-        patience: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queues = tuple(queues)
-        self._patience = patience
         self._clock = clock
         self._chance_at = dict.fromkeys(queues, clock())
         # A job that did not fit: its queue, whether it was overdue, and the jobs held then.
@@ -113,7 +112,7 @@ class ClaimOrder:
         return self._blocked
 
     def _overdue(self, queues: Sequence[str]) -> str | None:
-        """The queue that has waited longest beyond ``patience``; the best queue never counts."""
+        """The queue that has waited longest, and too long; the best queue never counts."""
         now = self._clock()
-        late = [queue for queue in queues[1:] if now - self._chance_at[queue] >= self._patience]
+        late = [queue for queue in queues[1:] if now - self._chance_at[queue] >= PATIENCE_SECONDS]
         return min(late, key=lambda queue: self._chance_at[queue], default=None)

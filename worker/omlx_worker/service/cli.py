@@ -35,7 +35,7 @@ NOT_RUNNING = 1
 RESULTS_SECONDS = 15
 """For the last results, beyond ``drain_timeout``. Then the worker is killed."""
 
-_OWN = {"log_file"}
+_OWN = {"log_file", "burst"}
 _HEADER = f"""\
 # Settings of the service: any option of `omlx-worker run`, as {PREFIX}<OPTION>.
 # After a change: omlx-worker service install

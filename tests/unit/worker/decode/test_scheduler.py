@@ -133,7 +133,7 @@ def test_a_row_of_the_best_level_takes_the_place_of_the_youngest_bulk_row() -> N
 
 
 def test_a_row_that_has_decoded_for_long_makes_place_as_one_that_has_not() -> None:
-    rows = Rows.filled(BULK, BULK, patience=30)
+    rows = Rows.filled(BULK, BULK)
     rows.clock.now = 31
     rows.add("high", 1, HIGH)
     assert rows.told(3) == ["pause row-1", "join high", "read 1 of high"]
@@ -162,7 +162,7 @@ def test_only_bulk_rows_make_place_and_only_for_the_best_level() -> None:
 
 
 def test_a_row_that_has_waited_long_goes_first_and_is_not_paused_any_more() -> None:
-    rows = Rows.filled(DEFAULT, patience=30)
+    rows = Rows.filled(DEFAULT)
     rows.add("bulk", 1, BULK)
     rows.clock.now = 30
     rows.add("high", 1, HIGH)
@@ -172,7 +172,7 @@ def test_a_row_that_has_waited_long_goes_first_and_is_not_paused_any_more() -> N
 
 
 def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_patience() -> None:
-    rows = Rows.filled(HIGH, patience=30)
+    rows = Rows.filled(HIGH)
     rows.add("bulk", 1, BULK)
     running = "row-0"
     for arrival in range(100):
@@ -189,7 +189,7 @@ def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_p
 
 
 def test_the_choices_of_a_job_take_turns_with_other_jobs_of_their_level() -> None:
-    rows = Rows(2, patience=30)
+    rows = Rows(2)
     for choice in range(5):
         rows.add(f"many:{choice}", 1, HIGH)
     joined = rows.told(2)
@@ -204,7 +204,7 @@ def test_the_choices_of_a_job_take_turns_with_other_jobs_of_their_level() -> Non
 
 
 def test_patience_with_a_job_counts_from_its_latest_turn() -> None:
-    rows = Rows.filled(HIGH, patience=30)
+    rows = Rows.filled(HIGH)
     rows.add("many:0", 1, BULK)
     rows.add("many:1", 1, BULK)
     rows.clock.now = 30

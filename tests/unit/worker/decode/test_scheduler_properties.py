@@ -33,7 +33,7 @@ class _Model:
         self.max_rows, self.memory, self.chunk = max_rows, memory, chunk
         budget = MemoryBudget(memory, 0, len)
         chunks = ChunkSize(chunk)
-        self.scheduler = Scheduler(max_rows, chunks, budget, patience=50, clock=self.clock)
+        self.scheduler = Scheduler(max_rows, chunks, budget, clock=self.clock)
         self.rows: dict[str, DecodeRow] = {}
         self.batch: set[DecodeRow] = set()
         self.paused: set[DecodeRow] = set()
