@@ -14,10 +14,11 @@ from pydantic import Field
 from redis import Redis
 
 from omlx_gateway.access import own_salt, owner_field
-from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
+from omlx_producer.bulk.plan import Seen, plan_rows
 from omlx_producer.bulk.records import Record, read_records
 from omlx_producer.bulk.row import BadRow, Row, place_of
 from omlx_producer.bulk.shape import RowMaker, Shape
+from omlx_producer.bulk.store import Store
 from omlx_producer.client.models import read_models
 from omlx_producer.wire import GenerationRequest, RequestPart
 
@@ -79,9 +80,9 @@ class BatchInput:
     def rows(self) -> Iterator[Iterator[Row | BadRow]]:
         """Its rows, in order."""
         self._content.seek(0)
-        with contextlib.closing(RowIndex()) as index:
+        with contextlib.closing(Store()) as store:
             records = map(self._checked, read_records(self._content, "jsonl"))
-            yield plan_rows(records, self._made, index, Seen())
+            yield plan_rows(records, self._made, store, Seen())
 
     def errors(self, models: Collection[str] | None) -> list[dict[str, Any]]:
         """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows.

@@ -38,7 +38,7 @@ from rq.utils import utcformat
 
 from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import BadRow, Row, RowResult, RowUsage, write_line
-from omlx_producer.bulk.runfile import new_run_id
+from omlx_producer.bulk.store import new_run_id
 from omlx_producer.client.cancel import STOP_FIELD
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time

@@ -17,12 +17,11 @@ from omlx_producer.bulk.output import (
     real_path,
     require_batch_output,
     require_output,
-    require_own_table,
     write_results,
 )
 from omlx_producer.bulk.progress import Progress, Show
 from omlx_producer.bulk.result import BulkResult
-from omlx_producer.bulk.runfile import run_path
+from omlx_producer.bulk.store import run_path
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.errors import InvalidRequest, JobTimeout
 from omlx_producer.terminal import local_time
@@ -190,7 +189,6 @@ def require_free(output: Path, batch: Batch) -> None:
     if run_path(output).exists():
         raise InvalidRequest("output", f"{output} belongs to an omlx-submit run", "give another")
     require_output(output)
-    require_own_table(output)
     require_batch_output(output, batch.run, batch.results(batch.read()))
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Protocol
 
 import redis
 
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.options import RunOptions
-from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
+from omlx_producer.bulk.plan import Seen, plan_rows
 from omlx_producer.bulk.records import (
     Record,
     delimiter_of,
@@ -23,11 +21,11 @@ from omlx_producer.bulk.records import (
     open_input,
     read_records,
 )
-from omlx_producer.bulk.row import REFUSED, TOKEN_CHARACTERS, BadRow, Row, prompt_text
+from omlx_producer.bulk.row import REFUSED, BadRow, Row
 from omlx_producer.bulk.shape import RowMaker
+from omlx_producer.bulk.store import Store
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.terminal import counted, write
 from omlx_producer.wire import Constraint, ModelInfo
 
 
@@ -107,28 +105,42 @@ class Input:
         return self._maker.ignored
 
     @property
+    def skipped(self) -> int:
+        """How many rows were left out for their empty fields."""
+        return self._maker.skipped
+
+    @property
     def constraint(self) -> Constraint | None:
         """What the options demand of every answer."""
         return self._maker.constraint
 
     def rows(
-        self, index: RowIndex, *, only_failures: bool = False, refused_too: bool = False
+        self, store: Store, *, only_failures: bool = False, refused_too: bool = False
     ) -> Iterator[Row | BadRow]:
         """The rows to run; see `plan_rows`."""
         return plan_rows(
             self._records,
             self._maker.make,
-            index,
+            store,
             self.seen,
             only_failures=only_failures,
             refused_too=refused_too,
         )
 
-    def estimate(self, index: RowIndex, *, only_failures: bool) -> int | None:
-        """About how many rows run; None if not known."""
+    def all_rows(self) -> Iterator[Row | BadRow]:
+        """The rows, each once, whatever earlier runs did."""
+        with contextlib.closing(Store()) as store:
+            yield from self.rows(store)
+
+    def estimate(self, failed: Store | None = None) -> int | None:
+        """About how many rows run; None if not known.
+
+        Args:
+            failed: only its failed rows run.
+        """
+        if failed is not None:
+            return sum(n for code, n in failed.failures().items() if code not in REFUSED)
         options = self._options
-        if only_failures:
-            return sum(n for code, n in index.failures().items() if code not in REFUSED)
         rows = self._count
         if options.input != "-":
             rows = estimate_rows(options.input, options.kind)
@@ -148,7 +160,7 @@ class Input:
         return TableForm(options.with_body, properties, kept, options.csv_safe)
 
     @contextlib.contextmanager
-    def kept_records(self, index: RowIndex) -> Iterator[Iterable[Record]]:
+    def kept_records(self, store: Store) -> Iterator[Iterable[Record]]:
         """All records again, if the columns of the input are kept."""
         if not self._options.keep:
             yield ()
@@ -157,14 +169,10 @@ class Input:
             # Rows beyond the limit, of an earlier run, have their columns too.
             maker = _row_maker(self._options, self._models)
             with open_input(self._options.input) as stream:
-                for _ in plan_rows(_read(self._options, stream), maker.make, index, Seen()):
+                for _ in plan_rows(_read(self._options, stream), maker.make, store, Seen()):
                     pass
         with open_input(self._options.input) as stream:
             yield _read(self._options, stream)
-
-    def say_skipped(self) -> None:
-        if rows := self._maker.skipped:
-            write(f"{counted(rows, 'row')} with empty fields left out\n", err=True)
 
 
 @contextlib.contextmanager
@@ -208,94 +216,3 @@ def _row_maker(options: RunOptions, models: Mapping[str, ModelInfo]) -> RowMaker
         require_known_model=options.require_known_model,
         default_model=options.default_model,
     )
-
-
-@dataclass
-class Findings:
-    """What an input holds.
-
-    Attributes:
-        exact: whether ``prompt_tokens`` was counted, not estimated.
-        ignored: rows by field of OpenAI that has no effect.
-        most_completion_tokens: the limit of all rows together.
-    """
-
-    rows: int = 0
-    bad: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    exact: bool = True
-    most_completion_tokens: int = 0
-    ignored: Counter[str] = field(default_factory=Counter)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "bad": dict(self.bad),
-            "prompt_tokens": self.prompt_tokens,
-            "prompt_tokens_exact": self.exact,
-            "most_completion_tokens": self.most_completion_tokens,
-            "ignored_fields": dict(self.ignored),
-        }
-
-
-class TokenCounter:
-    """Counts with the model's tokenizer if the worker runs a folder that is on this machine too.
-
-    Else, or without `tokenizers`, it estimates from the characters. Chat templates are not counted.
-
-    Attributes:
-        exact: whether everything so far was counted.
-    """
-
-    def __init__(self, models: Mapping[str, ModelInfo]) -> None:
-        self.exact = True
-        self._models = models
-        self._lengths: dict[str, Callable[[str], int] | None] = {}
-
-    def count(self, row: Row) -> int:
-        """Tokens of a row's prompt."""
-        request = row.request
-        if isinstance(request.prompt, list):
-            return len(request.prompt)
-        if request.model not in self._lengths:
-            self._lengths[request.model] = self._load(request.model)
-        length = self._lengths[request.model]
-        if length is None:
-            self.exact = False
-            return -(-row.characters // TOKEN_CHARACTERS)
-        if request.messages is not None:
-            self.exact = False
-        return length(prompt_text(request))
-
-    def _load(self, alias: str) -> Callable[[str], int] | None:
-        info = self._models.get(alias)
-        path = Path(info.model, "tokenizer.json") if info else None
-        if path is None or not path.is_file():
-            return None
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            return None
-        tokenizer = Tokenizer.from_file(str(path))
-        return lambda text: len(tokenizer.encode(text).ids)
-
-
-def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findings:
-    """Check every row as a run would, and run none. Bad rows are reported on stderr.
-
-    Raises:
-        InvalidRequest: if the input cannot be read.
-    """
-    findings, counter = Findings(), TokenCounter(models)
-    with Input.open(options, models) as source, contextlib.closing(RowIndex()) as index:
-        for row in source.rows(index):
-            findings.rows += 1
-            if isinstance(row, BadRow):
-                findings.bad[row.code] += 1
-                write(row.reason + "\n", err=True)
-                continue
-            findings.prompt_tokens += counter.count(row)
-            findings.most_completion_tokens += row.most_tokens
-        findings.exact, findings.ignored = counter.exact, source.ignored
-        source.say_skipped()
-    return findings

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from omlx_producer.bulk.batch import BatchState
-from omlx_producer.bulk.plan import Totals
 from omlx_producer.bulk.row import RowResult, RowUsage
+from omlx_producer.bulk.store import Totals
 
 RATE_SECONDS = 30.0
 

@@ -13,8 +13,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from omlx_producer.bulk.collector import DEFAULT_WINDOW
 from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.records import Format, format_of
-from omlx_producer.bulk.runfile import read_settings, run_path
 from omlx_producer.bulk.shape import Shape
+from omlx_producer.bulk.store import read_settings, run_path
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.models import only_model
 from omlx_producer.errors import InvalidRequest, shown

@@ -1,27 +1,22 @@
-"""The files of a run: results, errors, and the table made of both."""
+"""The files of a run, copies of its store: results, errors, and the table made of both."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
-import click
-
-from omlx_producer.bulk.journal import Journal, keep_copy, remove_drafts, replacing
-from omlx_producer.bulk.plan import RowIndex
-from omlx_producer.bulk.records import MAX_LINE_BYTES, Record, import_pyarrow, values_of
-from omlx_producer.bulk.row import Row, RowResult, job_of_line, may_be_ours, read_line, write_line
-from omlx_producer.bulk.runfile import RunFile
+from omlx_producer.bulk.durable import keep_copy, naming, remove_drafts, replacing, sync_file
+from omlx_producer.bulk.records import Record, import_pyarrow, values_of
+from omlx_producer.bulk.row import Row, RowResult, job_of_line, read_line, write_line
+from omlx_producer.bulk.store import Copied, Kind, Store, run_path
 from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.terminal import counted, write
+from omlx_producer.terminal import write
 from omlx_producer.wire import Constraint, row_job_id
 
 OUTPUT_SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -48,7 +43,7 @@ def errors_path(output: Path) -> Path:
 
 
 def require_output(output: Path) -> None:
-    """Refuse an output that cannot be written, or whose files hold something else.
+    """Refuse an output that cannot be written.
 
     Raises:
         InvalidRequest: with the remedy.
@@ -63,21 +58,9 @@ def require_output(output: Path) -> None:
         import_pyarrow()
     if not output.parent.is_dir():
         raise InvalidRequest(None, f"{output}: there is no folder {output.parent}", "make it first")
-    for path in (output, results_path(output), errors_path(output)):
+    for path in (output, results_path(output), errors_path(output), run_path(output)):
         if path.exists() and not path.is_file():
             raise InvalidRequest(None, f"{path}: is not a regular file", "give another output")
-    for path in (results_path(output), errors_path(output)):
-        _require_ours(path)
-
-
-def require_own_table(output: Path) -> None:
-    """Refuse a table without the file of results from which a run makes it.
-
-    Raises:
-        InvalidRequest: with the remedy.
-    """
-    if is_table(output) and output.exists() and not results_path(output).exists():
-        raise _foreign(output)
 
 
 def require_run_output(output: Path, source: str, *, keep: bool) -> None:
@@ -90,8 +73,8 @@ def require_run_output(output: Path, source: str, *, keep: bool) -> None:
     Raises:
         InvalidRequest: with the remedy.
     """
-    written = {path.resolve() for path in (output, results_path(output), errors_path(output))}
-    if source != "-" and Path(source).resolve() in written:
+    written = (output, results_path(output), errors_path(output))
+    if source != "-" and Path(source).resolve() in [path.resolve() for path in written]:
         raise InvalidRequest(None, f"{output}: would write over the input", "give another output")
     if keep and (source == "-" or not is_table(output)):
         raise InvalidRequest(
@@ -100,7 +83,13 @@ def require_run_output(output: Path, source: str, *, keep: bool) -> None:
             f"give an input other than -, and an output in .csv or .parquet in place of {output}",
         )
     require_output(output)
-    require_own_table(output)
+    for path in () if run_path(output).exists() else written:
+        if path.exists() and path.stat().st_size:
+            raise InvalidRequest(
+                None,
+                f"{path}: exists and is of no run of omlx-submit",
+                "give another output, or move it away",
+            )
 
 
 def results_path(output: Path) -> Path:
@@ -108,58 +97,125 @@ def results_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.jsonl") if is_table(output) else output
 
 
-class ForeignLine(NamedTuple):
-    """A line that `write_line` has not written."""
+class LinesFile:
+    """A file with the output lines of a store, of one kind: those that came last are at its end.
 
-    number: int
-    offset: int
+    It is a copy, so its lines need not be durable before the end of a run.
 
-
-class OutputFiles:
-    """The sink of a run on this machine; see `omlx_producer.bulk.collector.Sink`.
-
-    Opening it reads the lines of earlier runs into the index: the files alone say what is done. Of
-    several lines of a row in one file the last one counts; see `RowIndex.record` for a row in both.
-    Check the output first with `require_output`: a file of something else would lose its last line.
-
-    Raises:
-        InvalidRequest: if another process writes one of the files.
+    Args:
+        copied: what it should hold; None if a process was killed that wrote it.
+        like: a new file gets the permissions of this one, if that exists.
 
     Attributes:
-        foreign: the places of lines that are nobody's result, by file. They are kept.
+        lines: how many it has, replaced ones included.
     """
 
-    def __init__(self, output: Path, index: RowIndex) -> None:
-        self._output = output
-        self._index = index
-        self._results = Journal(results_path(output), like=output)
-        self._errors = Journal(errors_path(output), like=results_path(output))
+    def __init__(
+        self, path: Path, store: Store, kind: Kind, copied: Copied | None, *, like: Path
+    ) -> None:
+        self.path = path
+        self.kind: Kind = kind
+        self._store = store
+        remove_drafts(path)
+        size = path.stat().st_size if path.exists() else None
+        if copied is not None and size == copied.size:
+            self.lines = copied.lines
+        else:
+            if copied is not None:
+                self._say_changed(size, copied)
+            self._write(in_input_order=False, like=like)
+        self._stream = path.open("ab")
+
+    def append(self, results: Iterable[RowResult]) -> None:
+        """Add the lines of results, for whoever reads along."""
+        with naming(self.path):
+            for result in results:
+                self._stream.write(write_line(result))
+                self.lines += 1
+            self._stream.flush()
+
+    def rewrite(self, *, in_input_order: bool) -> None:
+        """Atomically replace the file by the lines of the store."""
+        self._write(in_input_order=in_input_order, like=self.path)
+        self._stream.close()
+        self._stream = self.path.open("ab")
+
+    def sync(self) -> Copied:
+        """Make everything appended durable; returns what the file holds."""
+        with naming(self.path):
+            self._stream.flush()
+            sync_file(self._stream.fileno())
+        return Copied(self.path.stat().st_size, self.lines)
+
+    def close(self) -> None:
+        with naming(self.path):
+            self._stream.close()
+
+    def _write(self, *, in_input_order: bool, like: Path) -> None:
+        self._store.copied(None)
+        with replacing(self.path, like=like) as stream:
+            for line in self._store.lines(self.kind, in_input_order=in_input_order):
+                stream.write(line)
+        self.lines = self._store.count(self.kind)
+
+    def _say_changed(self, size: int | None, copied: Copied) -> None:
+        """Name a file that something else has changed; what it holds is kept as a copy."""
+        if size:
+            (copy,) = keep_copy([self.path])
+            write(f"{self.path}: something else has changed it; its copy is {copy}\n", err=True)
+        elif copied.size:
+            write(
+                f"{self.path}: written again, for its lines are in {run_path(self.path)}; to start "
+                "over, remove that, too\n",
+                err=True,
+            )
+
+
+class Output:
+    """What a run has on disk: its store, and the files made of it. It is the sink of the run, see
+    `omlx_producer.bulk.collector.Sink`.
+
+    Check the path first with `require_run_output`.
+    """
+
+    def __init__(self, path: Path, store: Store) -> None:
+        self.path = path
+        self.store = store
+        results, errors, held = results_path(path), errors_path(path), store.files
+
+        def copied(kind: Kind) -> Copied | None:
+            return None if held is None else held.get(kind, Copied(0, 0))
+
+        self._results = LinesFile(results, store, "results", copied("results"), like=path)
+        self._errors = LinesFile(errors, store, "errors", copied("errors"), like=results)
+        self._files = (self._results, self._errors)
         self._table_rows = 0
-        self.foreign: dict[Path, list[ForeignLine]] = {}
-        self._lines = {False: self._load(self._errors), True: self._load(self._results)}
+        # Whether the files have all lines of the store.
+        self._complete = True
 
-    @property
-    def torn(self) -> int:
-        """Bytes of torn lines that were cut off."""
-        return self._results.torn + self._errors.torn
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path) -> Iterator[Output]:
+        """Open or make the files; a later run goes on with them. See `Store` for the errors."""
+        with contextlib.closing(Store(run_path(path), like=path)) as store:
+            output = cls(path, store)
+            with contextlib.ExitStack() as closing:
+                for file in output._files:
+                    closing.callback(file.close)
+                closing.callback(output._sync)
+                yield output
 
-    def rows(self) -> dict[Path, int]:
-        """How many rows are in each file, those with rows; the table only once it is written."""
-        totals = self._index.totals()
-        found = {self._results.path: totals.ok, self._errors.path: totals.failed}
-        if self._table_rows:
-            found = {self._output: self._table_rows, **found}
-        return {path: rows for path, rows in found.items() if rows}
+    def _sync(self) -> None:
+        if self._complete:
+            self.store.copied({file.kind: file.sync() for file in self._files})
 
     def commit(self, results: Sequence[RowResult]) -> None:
-        """Append the lines of results; returns when they are durable."""
-        for result in results:
-            journal = self._results if result.ok else self._errors
-            offset = journal.append(write_line(result))
-            self._lines[result.ok] += 1
-            self._index.record(result.written, offset)
-        self._results.sync()
-        self._errors.sync()
+        """Make results durable, and append their lines to the files."""
+        self._complete = False
+        self.store.record(results)
+        self._results.append(result for result in results if result.ok)
+        self._errors.append(result for result in results if not result.ok)
+        self._complete = True
 
     def finish(
         self,
@@ -171,8 +227,6 @@ class OutputFiles:
     ) -> None:
         """Write the table, drop replaced lines, order the others. Call at the end of the input.
 
-        Foreign lines stay, after the others where these are ordered or dropped.
-
         Args:
             whole: whether the input was read to its end; else errors of lines that it has not
                 shown stay.
@@ -180,130 +234,48 @@ class OutputFiles:
             source: the records of the whole input, if its columns are kept. The table is then in
                 the order of the input.
         """
-        if whole:
-            self._index.forget_absent_lines()
-        if is_table(self._output):
-            remove_drafts(self._output)
-            rows = self._current(ordered or bool(form.kept), iter(source))
-            write_table(rows, self._output, form, like=self._results.path)
-        totals = self._index.totals()
-        for ok, journal in ((True, self._results), (False, self._errors)):
-            foreign = [line.offset for line in self.foreign.get(journal.path, ())]
-            current = (totals.ok if ok else totals.failed) + len(foreign)
-            if ordered or self._lines[ok] != current:
-                places = self._index.places(in_input_order=ordered)
-                offsets = (place.result if ok else place.error for place in places)
-                kept = (offset for offset in offsets if offset is not None)
-                journal.rewrite(itertools.chain(kept, foreign))
-            else:
-                journal.close()
+        self.store.forget_stale_errors(whole=whole)
+        if is_table(self.path):
+            remove_drafts(self.path)
+            rows = self._rows(ordered or bool(form.kept), iter(source))
+            write_table(rows, self.path, form, like=self._results.path)
+        for file in self._files:
+            if ordered or file.lines != self.store.count(file.kind):
+                file.rewrite(in_input_order=ordered)
 
-    def close(self) -> None:
-        """Close the files as they are; a later run resumes."""
-        try:
-            self._results.close()
-        finally:
-            self._errors.close()
+    def rows(self) -> dict[Path, int]:
+        """How many rows are in each file, those with rows; the table only once it is written."""
+        found = {file.path: self.store.count(file.kind) for file in self._files}
+        if self._table_rows:
+            found = {self.path: self._table_rows, **found}
+        return {path: rows for path, rows in found.items() if rows}
 
-    def _current(
+    def keep_copy(self) -> None:
+        """Copy the results so far beside themselves, and say where."""
+        copies = keep_copy(dict.fromkeys([self._results.path, self.path]))
+        write(f"the results so far are kept in {', '.join(map(str, copies))}\n", err=True)
+
+    def say_gone(self) -> None:
+        """Count the rows that the whole input has not shown."""
+        if gone := self.store.gone():
+            rows = "row of earlier runs is" if gone == 1 else "rows of earlier runs are"
+            write(f"{gone} {rows} not in the input any more: kept\n", err=True)
+
+    def _rows(
         self, ordered: bool, source: Iterator[Record]
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The output lines that count, one for each row: a result with the error of a later try.
+        """An output line for each row: a result has the error of a later try.
 
         Each comes with the values of its row in the input, if there is a source.
         """
         record = next(source, None)
-        with self._results.path.open("rb") as good, self._errors.path.open("rb") as bad:
-            for place in self._index.places(in_input_order=ordered):
-                found = [
-                    _line_at(stream, offset)
-                    for stream, offset in ((good, place.result), (bad, place.error))
-                    if offset is not None
-                ]
-                while record and place.line and record.line < place.line:
-                    record = next(source, None)
-                values = values_of(record) if record and record.line == place.line else {}
-                self._table_rows += 1
-                yield found[0] | {"error": found[-1]["error"]}, values
-
-    def _load(self, journal: Journal) -> int:
-        """Read a file into the index; returns how many lines it has."""
-        count = 0
-        for offset, line in journal.lines():
-            count += 1
-            if written := read_line(line):
-                self._index.record(written, offset)
-            else:
-                self.foreign.setdefault(journal.path, []).append(ForeignLine(count, offset))
-        return count
-
-
-def _line_at(stream: IO[bytes], offset: int) -> dict[str, Any]:
-    stream.seek(offset)
-    document: dict[str, Any] = json.loads(stream.readline())
-    return document
-
-
-def _require_ours(path: Path) -> None:
-    """Refuse a file that exists and holds something else than output lines.
-
-    Raises:
-        InvalidRequest: with the remedy.
-    """
-    if not path.exists():
-        return
-    with path.open("rb") as stream:
-        first = stream.readline(MAX_LINE_BYTES)
-    if not may_be_ours(first):
-        raise _foreign(path)
-
-
-def _foreign(path: Path) -> InvalidRequest:
-    return InvalidRequest(
-        None,
-        f"{path}: exists and holds no results of omlx-submit",
-        "give another output, or move it away",
-    )
-
-
-@dataclass
-class Output:
-    """What a run has on disk: its files, the index of their rows, and the run file, locked."""
-
-    path: Path
-    run_file: RunFile
-    index: RowIndex
-    files: OutputFiles
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(cls, path: Path) -> Iterator[Output]:
-        """See `RunFile.open` and `OutputFiles` for the errors; check the path first."""
-        with (
-            RunFile.open(path) as run_file,
-            contextlib.closing(RowIndex()) as index,
-            contextlib.closing(OutputFiles(path, index)) as files,
-        ):
-            yield cls(path, run_file, index, files)
-
-    def keep_copy(self) -> None:
-        """Copy the results so far beside themselves, and say where."""
-        copies = keep_copy(dict.fromkeys([results_path(self.path), self.path]))
-        write(f"the results so far are kept in {', '.join(map(str, copies))}\n", err=True)
-
-    def say_what_is_strange(self) -> None:
-        """Name what the files of earlier runs hold that no run writes."""
-        if self.files.torn:
-            torn = counted(self.files.torn, "byte")
-            click.echo(
-                f"cut off {torn} of a line that a kill or a full disk left unfinished", err=True
-            )
-        for path, lines in self.files.foreign.items():
-            click.echo(
-                f"{path}: {counted(len(lines), 'line')} of something else, the first of them line "
-                f"{lines[0].number}; kept",
-                err=True,
-            )
+        for stored in self.store.rows(in_input_order=ordered):
+            found = [json.loads(line) for line in (stored.result, stored.error) if line]
+            while record and stored.line and record.line < stored.line:
+                record = next(source, None)
+            values = values_of(record) if record and record.line == stored.line else {}
+            self._table_rows += 1
+            yield found[0] | {"error": found[-1]["error"]}, values
 
 
 class Guard:
@@ -316,8 +288,8 @@ class Guard:
         proven: whether a row has succeeded.
     """
 
-    def __init__(self, files: OutputFiles, constraint: Constraint | None, *, proven: bool) -> None:
-        self._files = files
+    def __init__(self, output: Output, constraint: Constraint | None, *, proven: bool) -> None:
+        self._output = output
         self._constraint = constraint
         self._proven = proven or constraint is None
 
@@ -334,7 +306,7 @@ class Guard:
                 if self._is_refused(result):
                     got = result.reason.removeprefix(f"{result.field}: ")
                     raise InvalidRequest(result.field, got)
-        self._files.commit(results)
+        self._output.commit(results)
 
     def _is_refused(self, result: RowResult) -> bool:
         return (
@@ -355,6 +327,8 @@ def require_batch_output(output: Path, run: str, lines: Iterable[bytes]) -> None
     Raises:
         InvalidRequest: with the remedy.
     """
+    if is_table(output) and output.exists() and not results_path(output).exists():
+        raise _not_of_batch(str(output))
     errors: dict[str, str] = {}
     for path in (results_path(output), errors_path(output)):
         if not path.exists():
@@ -400,11 +374,11 @@ def write_results(lines: Iterable[bytes], output: Path, form: TableForm) -> dict
 
         def kept() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             for line in lines:
-                written = read_line(line)
-                ok = written is not None and written.ok
+                document = json.loads(line)
+                ok = document["error"] is None
                 (good if ok else bad).write(line)
                 rows[results if ok else errors] += 1
-                yield json.loads(line), {}
+                yield document, {}
 
         if is_table(output):
             write_table(kept(), output, form, like=results)

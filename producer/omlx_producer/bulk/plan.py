@@ -10,203 +10,18 @@ consecutive rows in one claim, so most rows of a group meet on one worker.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
-import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from omlx_producer.bulk.records import Record
-from omlx_producer.bulk.row import REFUSED, BadRow, Row, WrittenLine, prompt_text
+from omlx_producer.bulk.row import REFUSED, BadRow, Row, prompt_text
+from omlx_producer.bulk.store import Store
 
-CACHE_KIB = 16 * 1024
 BUFFER_ROWS = 1024
 BUFFER_CHARACTERS = 32 * 2**20
 # Rows with this many characters in common form a group; those with this many times as many, again.
 PREFIX_CHARACTERS = 256
 LONGER = 4
-_FORGET_ERROR = (
-    "UPDATE rows SET failed = NULL, error = NULL, code = NULL, by_line = NULL WHERE key = ?"
-)
-
-
-class Known(NamedTuple):
-    """What the output says about a row.
-
-    Attributes:
-        done: the digest of its result, None without one.
-        failed: that of its error; ``code`` says how it failed.
-    """
-
-    done: str | None
-    failed: str | None
-    code: str
-
-
-class Place(NamedTuple):
-    """Where the lines of a row are: offsets in the file of results, and in that of errors.
-
-    A row has both if it failed after an edit. The result is then that of the row before.
-    """
-
-    line: int | None
-    result: int | None
-    error: int | None
-
-
-class Totals(NamedTuple):
-    """The rows of an output with their figures, whichever run they are of."""
-
-    ok: int
-    failed: int
-    cut_by_length: int
-    cut_by_repetition: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class RowIndex:
-    """The rows of the input and of the output, by key (`Row.key`), on disk.
-
-    It is a private temporary database of SQLite, which vanishes with the process: everything in it
-    is read again from the input and the output. A million rows take about 60 MB of disk and the
-    page cache below. A dict with as many keys took several times that in memory.
-
-    Raises:
-        OSError: if the folder of temporary files is full; so do all methods.
-    """
-
-    def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)
-        run = self._run
-        run(f"PRAGMA cache_size = -{CACHE_KIB}")
-        run("PRAGMA journal_mode = OFF")
-        run("PRAGMA synchronous = OFF")
-        # `line` is null until the input has shown the row, `done` and `failed` until it has a
-        # result or an error.
-        run(
-            "CREATE TABLE rows (key BLOB PRIMARY KEY, line INTEGER, "
-            "done BLOB, result INTEGER, tokens_in INTEGER, tokens_out INTEGER, cut INTEGER, "
-            "loops INTEGER, failed BLOB, error INTEGER, code TEXT, by_line INTEGER) WITHOUT ROWID"
-        )
-        run("BEGIN")
-
-    def close(self) -> None:
-        self._database.close()
-
-    def see(self, key: str, line: int) -> int | None:
-        """Note that the input has a row; returns the line of an earlier row with the same key."""
-        packed = _pack(key)
-        found = self._run("SELECT line FROM rows WHERE key = ?", (packed,)).fetchone()
-        if found is None:
-            self._run("INSERT INTO rows (key, line) VALUES (?, ?)", (packed, line))
-            return None
-        if found[0] is None:
-            self._run("UPDATE rows SET line = ? WHERE key = ?", (line, packed))
-            return None
-        return int(found[0])
-
-    def known(self, key: str) -> Known:
-        """What the output says about a row."""
-        found = self._run("SELECT done, failed, code FROM rows WHERE key = ?", (_pack(key),))
-        done, failed, code = found.fetchone() or (None, None, None)
-        return Known(done and done.hex(), failed and failed.hex(), code or "")
-
-    def record(self, line: WrittenLine, offset: int) -> None:
-        """Note a result or an error of a row; it replaces an earlier one of its kind.
-
-        A result also replaces the error of the same request. An error never replaces a result.
-        """
-        key, digest = _pack(line.key), bytes.fromhex(line.digest)
-        if line.ok:
-            usage = line.usage
-            self._run(
-                "INSERT INTO rows (key, done, result, tokens_in, tokens_out, cut, loops) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (key) DO UPDATE SET done = excluded.done, "
-                "result = excluded.result, tokens_in = excluded.tokens_in, "
-                "tokens_out = excluded.tokens_out, cut = excluded.cut, loops = excluded.loops",
-                (
-                    key,
-                    digest,
-                    offset,
-                    usage.prompt_tokens,
-                    usage.completion_tokens,
-                    usage.cut_by_length,
-                    usage.cut_by_repetition,
-                ),
-            )
-            self._run(f"{_FORGET_ERROR} AND failed = ?", (key, digest))
-        else:
-            self._run(
-                "INSERT INTO rows (key, failed, error, code, by_line) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (key) DO UPDATE SET failed = excluded.failed, "
-                "error = excluded.error, code = excluded.code, by_line = excluded.by_line",
-                (key, digest, offset, line.code, line.by_line),
-            )
-
-    def forget_error(self, key: str) -> None:
-        """Drop the error of a row, which was one of another request."""
-        self._run(_FORGET_ERROR, (_pack(key),))
-
-    def forget_absent_lines(self) -> None:
-        """Drop errors of lines that the input no longer has. Call at its end."""
-        self._run("DELETE FROM rows WHERE by_line AND line IS NULL")
-
-    def failures(self, *, seen: bool = False) -> Counter[str]:
-        """How many rows have failed, by code.
-
-        Args:
-            seen: count only rows that the input has shown.
-        """
-        which = "failed NOT NULL AND line NOT NULL" if seen else "failed NOT NULL"
-        found = self._run(f"SELECT code, count(*) FROM rows WHERE {which} GROUP BY code")
-        return Counter(dict(found.fetchall()))
-
-    def totals(self) -> Totals:
-        """The figures of all rows."""
-        found = self._run(
-            "SELECT count(done), count(failed), total(cut), total(loops), total(tokens_in), "
-            "total(tokens_out) FROM rows"
-        )
-        return Totals(*map(int, found.fetchone()))
-
-    def places(self, *, in_input_order: bool) -> Iterator[Place]:
-        """Where the current lines are.
-
-        Args:
-            in_input_order: rows that the input does not have come last; else results by offset,
-                then errors by offset.
-        """
-        order = "result IS NULL, result, error"
-        if in_input_order:
-            order = f"line IS NULL, line, {order}"
-        with _disk_errors():
-            for place in self._database.execute(
-                "SELECT line, result, error FROM rows WHERE done NOT NULL OR failed NOT NULL "
-                f"ORDER BY {order}"
-            ):
-                yield Place(*place)
-
-    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        with _disk_errors():
-            return self._database.execute(statement, values)
-
-
-@contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        where = "the index of rows, in the folder of temporary files (TMPDIR)"
-        raise OSError(errno.EIO, str(error), where) from error
-
-
-def _pack(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -227,7 +42,7 @@ class Seen:
 def plan_rows(
     records: Iterable[Record],
     make: Callable[[Record], Row | BadRow],
-    index: RowIndex,
+    store: Store,
     seen: Seen,
     *,
     only_failures: bool = False,
@@ -244,16 +59,14 @@ def plan_rows(
     """
     for record in records:
         row = make(record)
-        before = index.see(row.key, row.line)
+        before = store.see(row)
         if before is not None:
             row = _duplicate(row, before)
-            index.see(row.key, row.line)
+            store.see(row)
         seen.rows += 1
-        known = index.known(row.key)
+        known = store.known(row.key)
         failed = known.failed is not None
         same = known.failed == row.digest
-        if failed and not same:
-            index.forget_error(row.key)
         if only_failures:
             seen.failed += failed
             final = isinstance(row, BadRow) or (known.code in REFUSED and not refused_too)

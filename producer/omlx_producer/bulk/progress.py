@@ -348,3 +348,8 @@ def ignored_text(ignored: Mapping[str, int]) -> str:
 def say_ignored(ignored: Mapping[str, int]) -> None:
     if ignored:
         write(ignored_text(ignored) + "\n", err=True)
+
+
+def say_skipped(rows: int) -> None:
+    if rows:
+        write(f"{counted(rows, 'row')} with empty fields left out\n", err=True)

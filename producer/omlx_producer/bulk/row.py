@@ -1,8 +1,7 @@
 """A row of a bulk run, its result, and the output line that holds it.
 
-Output lines are those of OpenAI's Batch API. The ``id`` of a line ends in the digest of its row, so
-the files alone say which version of which row is done. The error of a row without a custom_id of
-its own has its ``line`` instead.
+Output lines are those of OpenAI's Batch API. The ``id`` of a line ends in the digest of its row.
+The error of a row without a custom_id of its own has its ``line`` instead.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from omlx_producer.client.outcome import Outcome
 from omlx_producer.errors import JobError, JobFailed, MalformedResult
@@ -29,8 +28,6 @@ NO_MODEL = "model_not_found"
 """The code of rows whose model no worker has announced yet."""
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
-_START = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
-_ANY_START = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
 # A field that holds a prompt.
 _PROMPT = re.compile(r"messages(\[\d+\]\.content)?|prompt")
 
@@ -135,6 +132,7 @@ class RowResult:
 
     Attributes:
         field: of the request that a worker refuses; "" of anything else.
+        written: its output line as a worker wrote it; empty if none did.
     """
 
     row: Row | BadRow | BatchRow
@@ -143,6 +141,7 @@ class RowResult:
     code: str = ""
     reason: str = ""
     field: str = ""
+    written: bytes = b""
 
     @classmethod
     def of_job(cls, row: Row | BatchRow, outcome: Outcome) -> RowResult:
@@ -168,11 +167,12 @@ class RowResult:
         document = json.loads(line)
         error, response = document["error"], document["response"]
         if error is None:
-            return cls(row, response["request_id"], body=response["body"])
+            return cls(row, response["request_id"], body=response["body"], written=line)
         field, reason = error.get("param", ""), error["message"]
         if row.columns and is_of_prompt(field):
-            reason = row.columns + reason.removeprefix(field)
-        return cls(row, ID_PREFIX + row.digest, code=error["code"], reason=reason, field=field)
+            reason, line = row.columns + reason.removeprefix(field), b""
+        job, code = ID_PREFIX + row.digest, error["code"]
+        return cls(row, job, code=code, reason=reason, field=field, written=line)
 
     @property
     def ok(self) -> bool:
@@ -184,13 +184,9 @@ class RowResult:
         return 0 if isinstance(self.row, BatchRow) else self.row.line
 
     @property
-    def written(self) -> WrittenLine:
-        """What its output line says."""
-        row = self.row
-        if self.body is not None:
-            return WrittenLine(row.key, row.digest, usage=RowUsage.of(self.body))
-        by_line = isinstance(row, BadRow) and row.key == line_key(row.line)
-        return WrittenLine(row.key, row.digest, self.code, by_line)
+    def usage(self) -> RowUsage:
+        """What its response counts; nothing of one that failed."""
+        return RowUsage() if self.body is None else RowUsage.of(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,25 +227,11 @@ class RowUsage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenLine:
-    """What an output line says about its row.
+class WrittenLine(NamedTuple):
+    """What an output line says about its row."""
 
-    Attributes:
-        code: of its error; empty for a result.
-        by_line: whether the key is a line, for lack of a custom_id of its own.
-        usage: of a result.
-    """
-
-    key: str
     digest: str
-    code: str = ""
-    by_line: bool = False
-    usage: RowUsage = RowUsage()
-
-    @property
-    def ok(self) -> bool:
-        return not self.code
+    ok: bool
 
 
 def id_key(custom_id: str) -> str:
@@ -318,6 +300,8 @@ def as_document(result: RowResult) -> dict[str, Any]:
 
 def write_line(result: RowResult) -> bytes:
     """The output line of a result, with its line end."""
+    if result.written:
+        return result.written
     # A lone surrogate becomes JSON's own escape of it.
     return (
         json.dumps(as_document(result), ensure_ascii=False).encode(errors="backslashreplace")
@@ -330,17 +314,7 @@ def read_line(line: bytes) -> WrittenLine | None:
     try:
         document = json.loads(line)
         line_id = _ID.fullmatch(document["id"])
-        if line_id is None:
-            return None
-        custom_id, error = document["custom_id"], document["error"]
-        if error is not None and "line" in error:
-            return WrittenLine(line_key(int(error["line"])), line_id[1], error["code"], True)
-        if not isinstance(custom_id, str):
-            return None
-        if error is not None:
-            return WrittenLine(id_key(custom_id), line_id[1], error["code"])
-        usage = RowUsage.of(document["response"]["body"])
-        return WrittenLine(id_key(custom_id), line_id[1], usage=usage)
+        return line_id and WrittenLine(line_id[1], document["error"] is None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -348,8 +322,3 @@ def read_line(line: bytes) -> WrittenLine | None:
 def job_of_line(line: bytes) -> str:
     """The job id of a result, from its output line; empty for an error."""
     return str((json.loads(line)["response"] or {}).get("request_id", ""))
-
-
-def may_be_ours(line: bytes) -> bool:
-    """Whether `write_line` may have written this line, or its torn start."""
-    return _START.match(line + _ANY_START[len(line) :]) is not None

@@ -22,8 +22,8 @@ from omlx_producer.bulk.output import (
     real_path,
     require_run_output,
 )
-from omlx_producer.bulk.plan import RowIndex, balanced
-from omlx_producer.bulk.progress import Progress, Show, say_ignored
+from omlx_producer.bulk.plan import balanced
+from omlx_producer.bulk.progress import Progress, Show, say_ignored, say_skipped
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.signals import StopSignals
 
@@ -83,8 +83,7 @@ def run_here(
         if not only_failures:
             if earlier is not None:
                 _require_agreement(options, earlier, target, replace_results)
-            target.run_file.remember(options.settings)
-        target.say_what_is_strange()
+            target.store.remember(options.settings)
         run = Run(
             client,
             options,
@@ -95,7 +94,7 @@ def run_here(
             refused_too=refused_too,
         )
         finished = run.go(ordered=ordered)
-        return Ended(finished, target.index.failures(seen=source.whole))
+        return Ended(finished, target.store.failures(seen=source.whole))
 
 
 class Run:
@@ -116,18 +115,18 @@ class Run:
         self._source = source
         self._target = target
         self._only_failures = only_failures
-        self._seconds_before = target.run_file.seconds
-        run_id, index = target.run_file.run, target.index
-        self._progress = Progress(client.connection, run_id, style, errors_path(target.path))
+        self._seconds_before = target.store.seconds
+        store = target.store
+        self._progress = Progress(client.connection, store.run, style, errors_path(target.path))
         self._meter = self._progress.meter
-        self._meter.total = source.estimate(index, only_failures=only_failures)
+        self._meter.total = source.estimate(store if only_failures else None)
         self._meter.ignored = source.ignored
-        rows = source.rows(index, only_failures=only_failures, refused_too=refused_too)
+        rows = source.rows(store, only_failures=only_failures, refused_too=refused_too)
         self._collector = Collector(
             client.connection,
-            run_id,
+            store.run,
             balanced(rows),
-            Guard(target.files, source.constraint, proven=index.totals().ok > 0),
+            Guard(target, source.constraint, proven=store.count("results") > 0),
             window=options.window,
             priority=options.priority,
             job_timeout=options.job_timeout,
@@ -155,13 +154,14 @@ class Run:
         source, target = self._source, self._target
         if self._only_failures:
             _require_failed(self._options, source, target)
-            target.run_file.remember(self._options.settings)
+            target.store.remember(self._options.settings)
         form = source.table_form()
-        with source.kept_records(target.index) as records:
-            target.files.finish(ordered=ordered, whole=source.whole, form=form, source=records)
+        with source.kept_records(target.store) as records:
+            target.finish(ordered=ordered, whole=source.whole, form=form, source=records)
         if source.whole and not self._only_failures:
             self._collector.sweep()
-        source.say_skipped()
+            target.say_gone()
+        say_skipped(source.skipped)
 
     def _show(self) -> None:
         """Show the current state, and note how long the run has taken."""
@@ -170,8 +170,8 @@ class Run:
         if not self._only_failures:
             meter.total = max(meter.total, seen.rows) if meter.total else None
         self._progress.show(self._source.models, self._collector.in_flight)
-        if self._seconds - self._target.run_file.seconds > SAVE_SECONDS:
-            self._target.run_file.spent(self._seconds)
+        if self._seconds - self._target.store.seconds > SAVE_SECONDS:
+            self._target.store.spent(self._seconds)
 
     def _show_end(self, finished: bool) -> None:
         """Show the summary."""
@@ -182,10 +182,10 @@ class Run:
         meter.failed_before = 0 if self._only_failures else seen.failed
         meter.now = None
         with contextlib.suppress(OSError):
-            target.run_file.spent(self._seconds)
+            target.store.spent(self._seconds)
         if self._seconds_before:
-            meter.overall = (target.index.totals(), target.run_file.seconds)
-        meter.files = target.files.rows()
+            meter.overall = (target.store.totals(), target.store.seconds)
+        meter.files = target.rows()
         self._progress.end()
 
     @property
@@ -202,18 +202,15 @@ def detach(client: Client, options: RunOptions, given: Given | None = None) -> B
         redis.exceptions.RedisError: if Redis does not answer; the batch never runs.
     """
     client.require_suitable()
-    with (
-        Input.open(options, client.models(), given) as source,
-        contextlib.closing(RowIndex()) as index,
-    ):
+    with Input.open(options, client.models(), given) as source:
         batch = Batch.create(
             client.connection,
             priority=options.priority,
             job_timeout=options.job_timeout,
         )
-        batch.upload(source.rows(index))
-        source.say_skipped()
+        batch.upload(source.all_rows())
         say_ignored(source.ignored)
+        say_skipped(source.skipped)
     return batch
 
 
@@ -232,7 +229,7 @@ def _require_agreement(
             err=True,
         )
     changed = options.changed(earlier)
-    if not changed or not target.index.totals().ok:
+    if not changed or not target.store.count("results"):
         return
     if not replace_results:
         raise InvalidRequest(
@@ -249,7 +246,7 @@ def _require_failed(options: RunOptions, source: Input, target: Output) -> None:
     Raises:
         InvalidRequest: with the remedy.
     """
-    if target.index.failures() and not source.seen.failed:
+    if target.store.failures() and not source.seen.failed:
         raise InvalidRequest(
             None,
             f"{options.input}: holds none of the rows that failed in {target.path}",

@@ -12,10 +12,10 @@ from omlx_producer.bulk.collector import Collector, turns
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
-from omlx_producer.bulk.plan import RowIndex, balanced
+from omlx_producer.bulk.plan import balanced
 from omlx_producer.bulk.progress import Progress, Show
 from omlx_producer.bulk.row import BadRow, Row, RowResult
-from omlx_producer.bulk.runfile import new_run_id
+from omlx_producer.bulk.store import new_run_id
 from omlx_producer.signals import StopSignals
 
 
@@ -41,13 +41,10 @@ def stream_results(
     client.require_suitable()
     models, run, arrived = client.models(), new_run_id(), Arrived()
     options = options.with_default_model(models, None)
-    with (
-        Input.open(options, models, given) as source,
-        contextlib.closing(RowIndex()) as index,
-    ):
+    with Input.open(options, models, given) as source:
         shown = Progress(client.connection, run, progress)
-        shown.meter.total = source.estimate(index, only_failures=False)
-        rows = source.rows(index)
+        shown.meter.total = source.estimate()
+        rows = source.all_rows()
         collector = Collector(
             client.connection,
             run,

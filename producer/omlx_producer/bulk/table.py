@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from omlx_producer.bulk.journal import replacing
+from omlx_producer.bulk.durable import replacing
 from omlx_producer.bulk.records import import_pyarrow
 from omlx_producer.wire import answer_text
 from omlx_producer.wire.json_schema import resolve

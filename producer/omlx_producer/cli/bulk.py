@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from omlx_producer.bulk.input import look_through
+from omlx_producer.bulk.dry_run import look_through
 from omlx_producer.bulk.options import RunOptions, require_input
 from omlx_producer.bulk.progress import STYLES, Style, failure_text
 from omlx_producer.bulk.records import FORMATS, Format

@@ -97,7 +97,7 @@ class Ending:
         result = RowResult.of_job(row, outcome)
         if self.row_body is not None:
             result = replace(result, body=self.row_body)
-        counts = {"ok" if result.ok else f"failed:{result.code}": 1} | asdict(result.written.usage)
+        counts = {"ok" if result.ok else f"failed:{result.code}": 1} | asdict(result.usage)
         line = zlib.compress(write_line(result))
         return row.run, row.row, line, " ".join(f"{name}={n}" for name, n in counts.items())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +15,7 @@ import redis
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import Batch, BatchState, is_batch_id
 from omlx_producer.bulk.row import BadRow
-from omlx_producer.bulk.runfile import RunFile
+from omlx_producer.bulk.store import Store, run_path
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from tests.helpers.bulk_runs import (
@@ -217,7 +218,10 @@ def test_errors_of_another_batch_and_lines_of_something_else_are_not_replaced(
     assert run("results", first.id, "--keep", "-o", str(output)).exit_code == 1
     with output.open("a") as stream:
         stream.write("precious\n")
-    assert "holds no results" in run("results", first.id, "--keep", "-o", str(output)).stderr
+    assert (
+        "line 1 is no result of this batch"
+        in run("results", first.id, "--keep", "-o", str(output)).stderr
+    )
     assert output.read_text() == "precious\n"
 
 
@@ -253,10 +257,13 @@ def test_results_replace_no_file_of_something_else(
 ) -> None:
     (tmp_path / name).write_text("precious")
     source = str(write_rows(tmp_path / "rows.jsonl", 1))
-    for command in (("results", batch_of(connection, 1).id, "--partial"), ("run", source)):
+    for command, said in (
+        (("results", batch_of(connection, 1).id, "--partial"), "line 1 is no result of this batch"),
+        (("run", source), "exists and is of no run of omlx-submit"),
+    ):
         done = run(*command, "-o", str(tmp_path / "out.jsonl"))
         assert done.exit_code == 2
-        assert f"{name}: exists and holds no results of omlx-submit; give another" in done.stderr
+        assert f"{name}: {said}" in done.stderr
         assert (tmp_path / name).read_text() == "precious"
 
 
@@ -265,7 +272,7 @@ def test_results_replace_no_output_of_a_run(
 ) -> None:
     output = tmp_path / "out.jsonl"
     kept = write_rows(output, 1).read_text()
-    with RunFile.open(output):
+    with contextlib.closing(Store(run_path(output))):
         pass
     done = run("results", batch_of(connection, 1).id, "--partial", "-o", str(output))
     assert done.exit_code == 2

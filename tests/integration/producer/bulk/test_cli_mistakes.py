@@ -136,7 +136,7 @@ def test_files_with_names_of_options_are_told_by_their_names(
     code, said = told(run, "run", "rows.jsonl", "-o", "system.jsonl")
     assert (code, said.split(";")[0]) == (
         2,
-        "omlx-submit: system.jsonl: exists and holds no results of omlx-submit",
+        "omlx-submit: system.jsonl: exists and is of no run of omlx-submit",
     )
     code, said = told(run, "run", "window.jsonl", "-o", "out.jsonl")
     assert (code, said.split(";")[0]) == (
@@ -169,7 +169,7 @@ def test_a_file_that_can_not_be_read_is_named(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "out.jsonl.run"
     folder.mkdir()
     code, said = told(run, "retry", str(tmp_path / "out.jsonl"))
-    assert (code, said) == (1, f"omlx-submit: {folder}: Is a directory")
+    assert (code, said) == (1, f"omlx-submit: {folder}: unable to open database file")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from omlx_producer.bulk import progress as progress_module
 from omlx_producer.bulk.batch import BatchState
 from omlx_producer.bulk.meter import Meter, Speed
-from omlx_producer.bulk.plan import Totals
 from omlx_producer.bulk.progress import (
     StatusLines,
     figures,
@@ -20,6 +19,7 @@ from omlx_producer.bulk.progress import (
     summary_text,
 )
 from omlx_producer.bulk.row import RowResult, RowUsage
+from omlx_producer.bulk.store import Totals
 from tests.unit.producer.bulk.test_output import failed, ok, row
 
 

@@ -1,27 +1,35 @@
-"""The files of a run: repaired, appended to, counted once, rewritten."""
+"""The store of a run and the files made of it: appended to, counted once, rewritten."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from omlx_producer import InvalidRequest
-from omlx_producer.bulk import journal as journal_module
-from omlx_producer.bulk.journal import Journal, replacing
-from omlx_producer.bulk.output import OutputFiles, errors_path, real_path, require_output
-from omlx_producer.bulk.plan import RowIndex
+from omlx_producer.bulk import durable
+from omlx_producer.bulk import output as output_module
+from omlx_producer.bulk import store as store_module
+from omlx_producer.bulk.durable import replacing
+from omlx_producer.bulk.output import (
+    Output,
+    errors_path,
+    real_path,
+    require_output,
+    require_run_output,
+)
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, read_line, write_line
-from omlx_producer.bulk.runfile import RunFile, read_settings, run_path
+from omlx_producer.bulk.store import Store, read_settings, run_path
 from omlx_producer.client.outcome import Outcome
 from omlx_producer.wire import GenerationRequest
 from tests.helpers.bulk_runs import errors, ids, lines
@@ -56,16 +64,16 @@ def bad(line: int, custom_id: str | None = None) -> RowResult:
     return RowResult(row_, "", code=row_.code, reason=row_.reason)
 
 
-def write(path: Path, *results: RowResult, finish: bool = False, **how: Any) -> RowIndex:
-    index = RowIndex()
-    files = OutputFiles(path, index)
-    for result in results:
-        index.see(result.row.key, result.row.line)
-    files.commit(results)
-    if finish:
-        files.finish(**{"ordered": False} | how)
-    files.close()
-    return index
+def write(path: Path, *results: RowResult, finish: bool = False, **how: Any) -> Store:
+    """What a command does; returns the store as the next one finds it."""
+    with Output.open(path) as output:
+        for result in results:
+            assert isinstance(result.row, Row | BadRow)
+            output.store.see(result.row)
+        output.commit(results)
+        if finish:
+            output.finish(**{"ordered": False} | how)
+    return Store(run_path(path))
 
 
 def test_results_and_errors_go_to_a_file_each(tmp_path: Path) -> None:
@@ -82,50 +90,18 @@ def test_results_and_errors_go_to_a_file_each(tmp_path: Path) -> None:
     assert all(line["response"] is None for line in errors(out))
 
 
-@given(st.integers(min_value=0, max_value=10_000))
-def test_a_line_torn_anywhere_is_cut_off_and_all_others_stay(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
-) -> None:
-    path = tmp_path_factory.mktemp("torn") / "out.jsonl"
-    whole = [write_line(ok(f"r{n}")) for n in range(4)]
-    data = b"".join(whole)
-    cut = min(cut, len(data))
-    path.write_bytes(data[:cut])
-    journal = Journal(path)
-    kept = [line for _, line in journal.lines()]
-    journal.append(whole[0])
-    journal.close()
-    complete = data[:cut].count(b"\n")
-    # A line that lacks its line end alone is whole.
-    complete += any(cut == sum(map(len, whole[: n + 1])) - 1 for n in range(4))
-    assert kept == whole[:complete]
-    assert path.read_bytes() == b"".join(whole[:complete]) + whole[0]
-
-
-def test_a_torn_line_longer_than_a_block_is_cut_off_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "TAIL_BYTES", 7)
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * 100)
-    journal = Journal(path)
-    journal.close()
-    assert journal.torn == 107
-    assert path.read_bytes() == b'{"a": 1}\n'
-
-
 def test_earlier_results_are_known_again(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     write(out, ok("a"), failed("b"), bad(3)).close()
-    index = write(out)
-    known = [index.known(r.row.key) for r in (ok("a"), failed("b"), bad(3), ok("c"))]
+    store = write(out)
+    known = [store.known(r.row.key) for r in (ok("a"), failed("b"), bad(3), ok("c"))]
     assert known == [
         (row("a").digest, None, ""),
         (None, row("b").digest, "failed"),
         (None, bad(3).row.digest, "unparsable"),
         (None, None, ""),
     ]
-    index.close()
+    store.close()
 
 
 def test_a_row_that_ran_again_has_one_line_in_the_end(tmp_path: Path) -> None:
@@ -152,38 +128,10 @@ def test_a_row_that_fails_after_its_edit_keeps_its_result(tmp_path: Path, again:
     assert errors(out) == []
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_lines_of_something_else_in_an_output_are_told_and_stay(
-    tmp_path: Path, ordered: bool
-) -> None:
-    out = tmp_path / "out.jsonl"
-    write(out, ok("a"), ok("b", prompt="before"), failed("c")).close()
-    with out.open("a") as stream:
-        stream.write('{"precious": 1}\n\n')
-    index = RowIndex()
-    files = OutputFiles(out, index)
-    assert [line.number for line in files.foreign[out]] == [3, 4]
-    files.commit([ok("b")])
-    files.finish(ordered=ordered)
-    index.close()
-    *ours, precious, blank = out.read_text().splitlines()
-    assert sorted(json.loads(line)["custom_id"] for line in ours) == ["a", "b"]
-    assert (precious, blank) == ('{"precious": 1}', "")
-    # Foreign lines alone are no reason to write the file again.
-    before = out.stat().st_ino
-    write(out, finish=True).close()
-    assert out.stat().st_ino == before
-
-
 def test_bad_lines_that_the_input_no_longer_has_leave_the_errors(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     write(out, bad(3), bad(4)).close()
-    index = RowIndex()
-    files = OutputFiles(out, index)
-    index.see(bad(4).row.key, 4)
-    files.finish(ordered=False)
-    files.close()
-    index.close()
+    write(out, bad(4), finish=True).close()
     assert [line["error"]["line"] for line in errors(out)] == [4]
 
 
@@ -201,79 +149,19 @@ def test_ordered_is_the_order_of_the_input_and_strangers_come_last(tmp_path: Pat
     assert ids(out) == ["a", "b", "c", "gone"]
 
 
-@pytest.mark.parametrize("precious", ['{"precious": 1}\n', "no line end", "a\nb\n"])
-def test_a_file_of_something_else_is_no_output(tmp_path: Path, precious: str) -> None:
-    out = tmp_path / "out.jsonl"
-    out.write_text(precious)
-    with pytest.raises(InvalidRequest, match="holds no results of omlx-submit; give another"):
-        require_output(out)
-
-
-@pytest.mark.parametrize(
-    "line_id",
-    [
-        "batch_req_wnaDys",
-        "batch_req_67c5e1b2a4d48190b5c4d1e2f3a4b5c6",
-        "batch_req_67C5E1B2A4D48190B5C4D1E2",
-    ],
-)
-def test_results_of_openai_are_not_taken_for_ours(tmp_path: Path, line_id: str) -> None:
-    line = json.dumps({"id": line_id, "custom_id": "a", "response": body(), "error": None})
-    assert read_line(line.encode()) is None
-    out = tmp_path / "out.jsonl"
-    for precious in (f"{line}\n", line, line[: len('{"id": "') + len(line_id)] + "\n"):
-        out.write_text(precious)
-        with pytest.raises(InvalidRequest, match="holds no results of omlx-submit"):
-            require_output(out)
-
-
-def test_a_run_killed_in_its_very_first_line_goes_on(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    for torn in ("", '{"i', '{"id": "batch_req_12'):
-        out.write_text(torn)
-        require_output(out)
-        write(out, ok("a")).close()
-        assert ids(out) == ["a"]
-
-
-def test_lines_say_which_version_of_which_row_they_are() -> None:
-    for result in (ok("a"), failed("a"), bad(3), bad(3, "a")):
-        written = read_line(write_line(result))
-        assert written is not None
-        assert (written.key, written.digest) == (result.row.key, result.row.digest)
-        assert written.ok == result.ok
-    assert read_line(b'{"custom_id": "a"}') is None
-    assert read_line(b"[1]") is None
-    assert read_line(b"nonsense") is None
-
-
 def test_a_custom_id_may_be_any_text(tmp_path: Path) -> None:
-    names = ["ünï", "\u2028", '"', "x" * 512]
-    index = write(tmp_path / "out.jsonl", *(ok(name) for name in names))
-    index.close()
-    index = write(tmp_path / "out.jsonl")
-    assert all(index.known(ok(name).row.key) for name in names)
-    index.close()
+    names = ["ünï", "\u2028", '"', "x" * 512, "\ud800"]
+    with contextlib.closing(write(tmp_path / "out.jsonl", *map(ok, names))) as store:
+        assert [store.known(row(name).key).done for name in names] == [
+            row(name).digest for name in names
+        ]
+    assert ids(tmp_path / "out.jsonl") == names
 
 
 def test_an_output_is_valid_utf_8_whatever_a_reason_quotes(tmp_path: Path) -> None:
     strange = RowResult(row("a"), "bulk-1-1", code="failed", reason="got \ud800")
     line = write_line(strange)
     assert json.loads(line.decode("utf-8"))["error"]["message"] == "got \ud800"
-
-
-@pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
-def test_a_link_to_an_output_is_no_second_output(tmp_path: Path, make: Any) -> None:
-    out, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
-    out.touch()
-    make(link, out)
-    index = RowIndex()
-    files = OutputFiles(out, index)
-    with pytest.raises(InvalidRequest, match=r"link.jsonl: another omlx-submit is writ"):
-        OutputFiles(link, index)
-    files.close()
-    OutputFiles(link, index).close()
-    index.close()
 
 
 def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
@@ -302,14 +190,6 @@ def test_replaced_files_keep_their_permissions_and_new_ones_take_them(
     assert stat.S_IMODE(errors_path(out).stat().st_mode) == 0o640
 
 
-def test_the_run_file_of_a_private_output_is_private(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    out.touch(0o600)
-    with RunFile.open(out):
-        pass
-    assert stat.S_IMODE(run_path(out).stat().st_mode) == 0o600
-
-
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
 def test_a_file_is_replaced_without_touching_what_a_link_beside_it_names(
     tmp_path: Path, name: str
@@ -334,6 +214,7 @@ def test_what_a_kill_left_of_a_rewrite_goes_with_the_next_run(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "out.jsonl",
         "out.jsonl.errors.jsonl",
+        "out.jsonl.run",
     ]
 
 
@@ -358,8 +239,8 @@ def test_failures_are_counted_by_code(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     expected = {"failed": 1, "invalid_request": 1, "unparsable": 1}
     for results in ([ok("a"), failed("b"), refused, bad(4)], []):
-        with contextlib.closing(write(out, *results)) as index:
-            assert index.failures() == expected
+        with contextlib.closing(write(out, *results)) as store:
+            assert store.failures() == expected
 
 
 def test_the_figures_of_an_output_are_those_of_all_its_runs(tmp_path: Path) -> None:
@@ -368,8 +249,8 @@ def test_the_figures_of_an_output_are_those_of_all_its_runs(tmp_path: Path) -> N
     assert cut.body
     cut.body["choices"][0]["finish_reason"] = "length"
     write(out, ok("a"), cut, failed("c")).close()
-    with contextlib.closing(write(out, ok("d"))) as index:
-        assert index.totals() == (3, 1, 1, 0, 3, 6)
+    with contextlib.closing(write(out, ok("d"))) as store:
+        assert store.totals() == (3, 1, 1, 0, 3, 6)
 
 
 def test_a_body_that_is_no_response_is_a_failure() -> None:
@@ -379,107 +260,238 @@ def test_a_body_that_is_no_response_is_a_failure() -> None:
         assert "is not that of a generation job" in result.reason
 
 
-def test_a_full_folder_of_temporary_files_is_an_error_of_a_file() -> None:
-    index = RowIndex()
-    index._database.execute("PRAGMA max_page_count = 10")
-
-    def fill() -> None:
-        for number in range(10_000):
-            index.see(f"id:{number}", number)
-
-    with pytest.raises(OSError, match="full") as caught:
-        fill()
-    assert "TMPDIR" in caught.value.filename
-    index.close()
+def test_a_worker_s_line_is_written_as_it_came(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    line = write_line(ok("a")).replace(b": ", b":  ")
+    write(out, RowResult.of_line(row("a"), line)).close()
+    assert out.read_bytes() == line
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda index: index.see("id:a", 1),
-        lambda index: index.known("id:a"),
-        lambda index: index.record(ok("a").written, 0),
-        lambda index: index.forget_absent_lines(),
-        lambda index: index.forget_error("id:a"),
-        lambda index: index.failures(),
-        lambda index: index.totals(),
-        lambda index: list(index.places(in_input_order=True)),
-    ],
-    ids=[
-        *("see", "known", "record", "forget_absent_lines", "forget_error", "failures", "totals"),
-        "places",
-    ],
-)
-def test_a_broken_index_is_an_error_of_a_file(use: Callable[[RowIndex], Any]) -> None:
-    with contextlib.closing(RowIndex()) as index:
-        index._database.execute("DROP TABLE rows")
-        with pytest.raises(OSError, match="no such table"):
-            use(index)
+def test_lines_say_which_version_of_a_row_they_are() -> None:
+    for result in (ok("a"), failed("a"), bad(3), bad(3, "a")):
+        assert read_line(write_line(result)) == (result.row.digest, result.ok)
+    for line_id in ("batch_req_wnaDys", "batch_req_67c5e1b2a4d48190b5c4d1e2f3a4b5c6"):
+        # As OpenAI's own results are named.
+        assert read_line(json.dumps({"id": line_id, "error": None}).encode()) is None
+    for line in (b'{"custom_id": "a"}', b"[1]", b"nonsense"):
+        assert read_line(line) is None
 
 
-def test_a_full_disk_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, index = tmp_path / "out.jsonl", RowIndex()
-    files = OutputFiles(out, index)
-    files.commit([ok("a")])
+def test_the_record_of_a_private_output_is_private(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.touch(0o600)
+    write(out, ok("a")).close()
+    assert stat.S_IMODE(run_path(out).stat().st_mode) == 0o600
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(journal_module, "sync_file", full)
-        with pytest.raises(OSError, match="No space left") as caught:
-            files.commit([ok("b")])
-        assert caught.value.filename == str(out)
-        with pytest.raises(OSError, match="No space left"):
-            files.close()
-    index.close()
-    # Its lock is gone with it.
-    write(out, ok("b")).close()
-    assert set(ids(out)) == {"a", "b"}
+@pytest.mark.parametrize("precious", ['{"precious": 1}\n', "no line end"])
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.jsonl", "out.csv.errors.jsonl"])
+def test_a_file_of_something_else_is_no_output(tmp_path: Path, name: str, precious: str) -> None:
+    (tmp_path / name).write_text(precious)
+    with pytest.raises(InvalidRequest, match="exists and is of no run of omlx-submit; give anoth"):
+        require_run_output(tmp_path / "out.csv", "-", keep=False)
 
 
 def test_an_output_has_one_writer(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    with RunFile.open(out) as first:
-        first.settings = {"input": "x"}
-        first.save()
-        with pytest.raises(InvalidRequest, match="another omlx-submit is writing it"):
-            RunFile.open(out).__enter__()
-    with RunFile.open(out) as again:
-        assert again.run == first.run
-        assert again.settings == {"input": "x"}
+    with Output.open(out) as first:
+        first.store.remember({"input": "x"})
+        for again in (lambda: Output.open(out).__enter__(), lambda: read_settings(out)):
+            with pytest.raises(
+                InvalidRequest, match="run: another omlx-submit is writing it; wait"
+            ):
+                again()
+    with Output.open(out) as second:
+        assert second.store.run == first.store.run
     assert read_settings(out) == {"input": "x"}
     assert read_settings(tmp_path / "other.jsonl") is None
 
 
-@pytest.mark.parametrize("step", ["write", "flush", "truncate"])
-@pytest.mark.parametrize("source", ["x", "x" * 1000], ids=["shorter", "longer"])
-def test_a_kill_while_a_run_file_is_saved_keeps_the_run(
-    tmp_path: Path, step: str, source: str
+def test_what_another_version_wrote_is_told(tmp_path: Path) -> None:
+    of_json, newer = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    run_path(of_json).write_text('{"run": "0123456789ab", "settings": null}\n' * 20)
+    write(newer).close()
+    with contextlib.closing(Store(run_path(newer))) as store:
+        store._run("PRAGMA user_version = 99")
+    for out in (of_json, newer):
+        with pytest.raises(
+            InvalidRequest, match="run: another version of omlx-submit wrote it; us"
+        ):
+            Output.open(out).__enter__()
+
+
+@pytest.mark.parametrize("changed", ["kept\n", "kept" * 999])
+def test_an_output_that_something_else_has_changed_is_kept_as_a_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str
 ) -> None:
-    class Killed:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a"), ok("b"), failed("c")).close()
+    out.write_text(changed)
+    write(out, ok("d"), finish=True).close()
+    assert ids(out) == ["a", "b", "d"]
+    assert (tmp_path / "out.jsonl.1").read_text() == changed
+    assert capsys.readouterr().err == (
+        f"{out}: something else has changed it; its copy is {out}.1\n"
+    )
+
+
+def test_an_output_that_is_gone_is_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a"), failed("b")).close()
+    out.unlink()
+    write(out).close()
+    assert ids(out) == ["a"]
+    assert f"{out}: written again, for its lines are in {out}.run; to start" in (
+        capsys.readouterr().err
+    )
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run something in a process of its own; returns its exit code."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        work()
+    finally:
+        os._exit(1 if sys.exc_info()[0] else 0)
+
+
+STEPS = [
+    pytest.param(store_module, "write_line", id="in the transaction"),
+    pytest.param(output_module, "write_line", id="in the lines"),
+    pytest.param(output_module, "write_table", id="before the table"),
+    pytest.param(Store, "_run", id="at any statement", marks=pytest.mark.slow),
+    pytest.param(output_module, "sync_file", id="at the end", marks=pytest.mark.slow),
+    pytest.param(durable, "sync_file", id="in a draft", marks=pytest.mark.slow),
+    pytest.param(durable, "sync_folder", id="behind a draft", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("owner", "step"), STEPS)
+def test_a_run_killed_anywhere_has_each_row_once_in_the_end(
+    tmp_path: Path, owner: Any, step: str
+) -> None:
+    before = [ok("a", 1), ok("b", 2, prompt="before"), failed("c", 3)]
+    edited = [ok("a", 1), ok("b", 2), ok("c", 3, prompt="edited"), failed("d", 4), ok("e", 5)]
+
+    def command(out: Path, rows: list[RowResult]) -> None:
+        """Run the rows that have no result yet."""
+        with Output.open(out) as output:
+            known = [output.store.known(each.row.key) for each in rows]
+            for each in rows:
+                assert isinstance(each.row, Row)
+                output.store.see(each.row)
+            output.commit(
+                [
+                    each
+                    for each, (done, failed, _) in zip(rows, known, strict=True)
+                    if each.row.digest not in (done, failed)
+                ]
+            )
+            output.finish(ordered=True)
+
+    def killed(out: Path, at: int) -> None:
+        count, whole = itertools.count(1), getattr(owner, step)
+
+        def counted(*args: Any, **more: Any) -> Any:
+            if next(count) == at:
+                os._exit(9)
+            return whole(*args, **more)
+
+        setattr(owner, step, counted)
+        for rows in (before, edited):
+            command(out, rows)
+
+    for at in itertools.count(1):
+        out = tmp_path / str(at) / "out.csv"
+        out.parent.mkdir()
+        died = in_child(partial(killed, out, at))
+        assert in_child(partial(command, out, edited)) == 0
+        result = [
+            (line["custom_id"], line["id"][-24:]) for line in lines(tmp_path / f"{out}.jsonl")
+        ]
+        assert result == [(each.row.custom_id, each.row.digest) for each in edited if each.ok], at
+        assert [line["custom_id"] for line in errors(out)] == ["d"]
+        assert len(out.read_bytes().splitlines()) == 1 + len(edited)
+        assert sorted(path.name for path in out.parent.iterdir()) == [
+            *("out.csv", "out.csv.errors.jsonl", "out.csv.jsonl", "out.csv.run")
+        ]
+        if died == 0:
+            break
+        assert died == 9
+    assert at > 1
+
+
+def test_a_full_disk_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.jsonl"
+
+    class Full:
+        """A file on a disk that is full."""
+
         def __init__(self, stream: Any) -> None:
             self._stream = stream
 
         def __getattr__(self, name: str) -> Any:
-            if name == step:
-                raise KeyboardInterrupt
             return getattr(self._stream, name)
 
-    out = tmp_path / "out.jsonl"
-    with RunFile.open(out) as first:
-        first.remember({"input": "y" * 500})
-    with RunFile.open(out) as killed:
-        killed._stream = Killed(killed._stream)
-        with pytest.raises(KeyboardInterrupt):
-            killed.remember({"input": source})
-    with RunFile.open(out) as again:
-        assert again.run == first.run
-        assert again.settings["input"] in (source, "y" * 500)
+        def flush(self) -> None:
+            self._stream.seek(0, os.SEEK_END)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def run() -> None:
+        with Output.open(out) as output:
+            output.commit([ok("a")])
+            output._results._stream = Full(output._results._stream)  # type: ignore[assignment]
+            output.commit([ok("b")])
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        run()
+    assert caught.value.filename == str(out)
+    # Its lock is gone with it.
+    write(out, ok("c")).close()
+    assert ids(out) == ["a", "b", "c"]
 
 
-def test_a_run_file_torn_by_a_power_cut_starts_a_new_run(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_the_end_leaves_the_files_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out.jsonl"
-    (tmp_path / "out.jsonl.run").write_text('{"run": "ab')
-    with RunFile.open(out) as run_file:
-        assert len(run_file.run) == 12
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write(out, ok("b", 2)).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync_file", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            write(out, ok("a", 1), finish=True, ordered=True)
+    assert caught.value.filename == str(out)
+    assert ids(out) == ["b", "a"]
+    write(out, finish=True, ordered=True).close()
+    assert ids(out) == ["a", "b"]
+
+
+def test_a_full_disk_takes_no_part_of_a_transaction(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a")).close()
+
+    def run() -> None:
+        with Output.open(out) as output:
+            output.store._run("PRAGMA max_page_count = 10")
+            output.commit([ok(f"b{n}") for n in range(1000)])
+
+    with pytest.raises(OSError, match="full") as caught:
+        run()
+    assert caught.value.filename == f"{out}.run"
+    write(out, ok("c")).close()
+    assert ids(out) == ["a", "c"]
+
+
+def test_a_full_folder_of_temporary_files_is_an_error_of_a_file() -> None:
+    with contextlib.closing(Store()) as store:
+        store._run("PRAGMA temp.max_page_count = 10")
+        with pytest.raises(OSError, match="full") as caught:
+            [store.see(row(f"row {number}")) for number in range(1000)]
+        assert "TMPDIR" in caught.value.filename

@@ -1,0 +1,360 @@
+"""What a run knows, in one SQLite database beside its output: its options, rows and results.
+
+The database alone says what is done; the files of results are copies. SQLite makes a group of
+results durable in one transaction, also after a power cut, and keeps a second process off. The
+system releases its lock when the process ends, however it ends.
+
+What has no output, such as a dry run, has a temporary database, which vanishes with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import secrets
+import sqlite3
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from omlx_producer.bulk.durable import copy_mode
+from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
+from omlx_producer.errors import InvalidRequest
+
+VERSION = 1
+CACHE_KIB = 16 * 1024
+Kind = Literal["results", "errors"]
+KINDS: tuple[Kind, ...] = ("results", "errors")
+# In the order in which rows ended; `at` is the line that a row had in the input then. The indexes
+# hold what `known` needs, so it reads no lines.
+_TABLES = """
+CREATE TABLE run (id TEXT, settings TEXT, seconds REAL, files TEXT);
+CREATE TABLE results (key BLOB, digest TEXT, at INTEGER, prompt_tokens INTEGER,
+    completion_tokens INTEGER, cut_by_length INTEGER, cut_by_repetition INTEGER, line BLOB);
+CREATE TABLE errors (key BLOB, digest TEXT, at INTEGER, code TEXT, line BLOB);
+CREATE INDEX results_by_key ON results (key, digest);
+CREATE INDEX errors_by_key ON errors (key, digest, code);
+"""
+# What the input has shown to this process.
+_SEEN = "CREATE TEMP TABLE seen (key BLOB PRIMARY KEY, line INTEGER, digest TEXT) WITHOUT ROWID"
+_ROWS = """
+SELECT seen.line AS line, results.rowid AS result, errors.rowid AS error, results.at AS at
+    FROM results LEFT JOIN errors USING (key) LEFT JOIN seen USING (key)
+UNION ALL
+SELECT seen.line, NULL, errors.rowid, errors.at FROM errors LEFT JOIN seen USING (key)
+    WHERE key NOT IN (SELECT key FROM results)
+"""
+_UNSEEN = "key NOT IN (SELECT key FROM seen)"
+
+
+class Known(NamedTuple):
+    """What is known of a row.
+
+    Attributes:
+        done: the digest of its result, None without one.
+        failed: that of its error; ``code`` says how it failed.
+    """
+
+    done: str | None
+    failed: str | None
+    code: str
+
+
+class Stored(NamedTuple):
+    """The output lines of a row, and its line in the input; None for what there is not.
+
+    A row has two if it failed after an edit. The result is then that of the row before.
+    """
+
+    line: int | None
+    result: bytes | None
+    error: bytes | None
+
+
+class Totals(NamedTuple):
+    """The rows of an output with their figures, whichever run they are of."""
+
+    ok: int
+    failed: int
+    cut_by_length: int
+    cut_by_repetition: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Copied(NamedTuple):
+    """What a file of lines held when its run ended."""
+
+    size: int
+    lines: int
+
+
+def run_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.run")
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(6)
+
+
+class Store:
+    """The database of one run, open and locked. Rows are named by `Row.key`.
+
+    Args:
+        path: None for a temporary one.
+        like: a new file gets the permissions of this one, if that exists.
+
+    Attributes:
+        run: the id of the run, 12 hexadecimal digits. A resumed run keeps it.
+        settings: see `omlx_producer.bulk.options.RunOptions`; None before the first run.
+        seconds: how long the run has taken so far, without pauses between its commands.
+        files: the files of lines; None if a process was killed that wrote them.
+
+    Raises:
+        InvalidRequest: if another process has it, or another version wrote it.
+        OSError: if the file or its disk does not allow it; so do all methods.
+    """
+
+    def __init__(self, path: Path | None = None, *, like: Path | None = None) -> None:
+        self._path = path
+        if path is not None and not path.exists():
+            with path.open("xb") as stream:
+                copy_mode(like, stream)
+        with self._errors():
+            self._database = sqlite3.connect(path or "", isolation_level=None, timeout=0)
+        with contextlib.ExitStack() as opening:
+            opening.callback(self._database.close)
+            self._open()
+            opening.pop_all()
+
+    def _open(self) -> None:
+        # With the lock held for good, the log needs no shared memory.
+        durable = ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "fullfsync = ON")
+        for pragma in durable if self._path else ("journal_mode = OFF", "synchronous = OFF"):
+            self._run(f"PRAGMA {pragma}")
+        self._run(f"PRAGMA cache_size = -{CACHE_KIB}")
+        self._run("PRAGMA temp.journal_mode = OFF")
+        self._run(_SEEN)
+        (version,) = self._run("PRAGMA user_version").fetchone()
+        if not version:
+            with self._transaction():
+                for statement in _TABLES.split(";"):
+                    self._run(statement)
+                # Before the first job: a lost id would lose the jobs.
+                self._run("INSERT INTO run VALUES (?, 'null', 0, '{}')", (new_run_id(),))
+                self._run(f"PRAGMA user_version = {VERSION}")
+        elif version != VERSION:
+            raise self._of_another_version()
+        found = self._run("SELECT id, settings, seconds, files FROM run").fetchone()
+        self.run: str = found[0]
+        self.settings: Any = json.loads(found[1])
+        self.seconds: float = found[2]
+        self.files: dict[str, Copied] | None = found[3] and {
+            kind: Copied(*copied) for kind, copied in json.loads(found[3]).items()
+        }
+
+    def close(self) -> None:
+        with self._errors():
+            self._database.close()
+
+    # The run
+
+    def remember(self, settings: dict[str, Any]) -> None:
+        """Make these options durable."""
+        self.settings = settings
+        self._run("UPDATE run SET settings = ?", (json.dumps(settings),))
+
+    def spent(self, seconds: float) -> None:
+        """Make durable how long the run has taken so far."""
+        self.seconds = seconds
+        self._run("UPDATE run SET seconds = ?", (round(seconds, 2),))
+
+    def copied(self, files: dict[str, Copied] | None) -> None:
+        """Make durable what the files of lines hold; None while they are written."""
+        if self.files != files:
+            self.files = files
+            self._run("UPDATE run SET files = ?", (None if files is None else json.dumps(files),))
+
+    # The input
+
+    def see(self, row: Row | BadRow) -> int | None:
+        """Note that the input has a row; returns the line of an earlier row with the same key."""
+        key = _packed(row.key)
+        added = self._run(
+            "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (key, row.line, row.digest)
+        )
+        if added.rowcount:
+            return None
+        return int(self._run("SELECT line FROM seen WHERE key = ?", (key,)).fetchone()[0])
+
+    def gone(self) -> int:
+        """How many rows of earlier runs the input has not shown."""
+        known = "SELECT key FROM results UNION SELECT key FROM errors"
+        found = self._run(f"SELECT count(*) FROM ({known}) WHERE {_UNSEEN}")
+        return int(found.fetchone()[0])
+
+    # Results
+
+    def known(self, key: str) -> Known:
+        """What is known of a row."""
+        packed = (_packed(key),)
+        done = self._run("SELECT digest FROM results WHERE key = ?", packed).fetchone()
+        failed = self._run("SELECT digest, code FROM errors WHERE key = ?", packed).fetchone()
+        return Known(done and done[0], *(failed or (None, "")))
+
+    def record(self, results: Sequence[RowResult]) -> None:
+        """Make results and errors durable; each replaces an earlier one of its kind.
+
+        A result also replaces an error. An error never replaces a result.
+        """
+        with self._transaction():
+            self.copied(None)
+            for result in results:
+                key, digest = _packed(result.row.key), result.row.digest
+                line = zlib.compress(write_line(result))
+                if result.ok:
+                    usage = result.usage
+                    self._run("DELETE FROM results WHERE key = ?", (key,))
+                    self._run("DELETE FROM errors WHERE key = ?", (key,))
+                    figures = (usage.prompt_tokens, usage.completion_tokens)
+                    cuts = (usage.cut_by_length, usage.cut_by_repetition)
+                    values = (key, digest, result.line, *figures, *cuts, line)
+                    self._run("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+                else:
+                    self._run("DELETE FROM errors WHERE key = ?", (key,))
+                    failed = (key, digest, result.line, result.code, line)
+                    self._run("INSERT INTO errors VALUES (?, ?, ?, ?, ?)", failed)
+
+    def forget_stale_errors(self, *, whole: bool) -> None:
+        """Drop the errors of rows that were edited since. Call at the end of the input.
+
+        Args:
+            whole: whether the input was read to its end. Errors of lines that it does not have go
+                then, too.
+        """
+        edited = "SELECT 1 FROM seen WHERE seen.key = errors.key AND seen.digest != errors.digest"
+        by_line = "key >= CAST('line:' AS BLOB) AND key < CAST('line;' AS BLOB)"
+        with self._transaction():
+            self._run(f"DELETE FROM errors WHERE EXISTS ({edited})")
+            if whole:
+                self._run(f"DELETE FROM errors WHERE {by_line} AND {_UNSEEN}")
+
+    def failures(self, *, seen: bool = False) -> Counter[str]:
+        """How many rows have failed, by code.
+
+        Args:
+            seen: count only rows that the input has shown.
+        """
+        which = "WHERE key IN (SELECT key FROM seen) " if seen else ""
+        found = self._run(f"SELECT code, count(*) FROM errors {which}GROUP BY code")
+        return Counter(dict(found.fetchall()))
+
+    def count(self, kind: Kind) -> int:
+        """How many results or errors there are."""
+        return int(self._run(f"SELECT count(*) FROM {kind}").fetchone()[0])
+
+    def totals(self) -> Totals:
+        """The figures of all rows."""
+        found = self._run(
+            "SELECT total(cut_by_length), total(cut_by_repetition), total(prompt_tokens), "
+            "total(completion_tokens) FROM results"
+        )
+        figures = map(int, found.fetchone())
+        return Totals(self.count("results"), self.count("errors"), *figures)
+
+    # Lines
+
+    def lines(self, kind: Kind, *, in_input_order: bool) -> Iterator[bytes]:
+        """The output lines of all results, or of all errors.
+
+        Args:
+            in_input_order: rows that the input has not shown come last; else as they ended.
+        """
+        order = f"{kind}.rowid"
+        if in_input_order:
+            order = f"seen.line IS NULL, coalesce(seen.line, at), {order}"
+        with self._errors():
+            # Only numbers are sorted.
+            for (rowid,) in self._database.execute(
+                f"SELECT {kind}.rowid FROM {kind} LEFT JOIN seen USING (key) ORDER BY {order}"
+            ):
+                yield self._line(kind, rowid)
+
+    def rows(self, *, in_input_order: bool) -> Iterator[Stored]:
+        """Each row once, in the order of `lines`; failed ones come last in that of their ends."""
+        order = "result IS NULL, result, error"
+        if in_input_order:
+            order = f"line IS NULL, coalesce(line, at), {order}"
+        with self._errors():
+            for line, result, error in self._database.execute(
+                f"SELECT line, result, error FROM ({_ROWS}) ORDER BY {order}"
+            ):
+                yield Stored(
+                    line,
+                    result and self._line("results", result),
+                    error and self._line("errors", error),
+                )
+
+    def _line(self, kind: Kind, rowid: int) -> bytes:
+        found = self._run(f"SELECT line FROM {kind} WHERE rowid = ?", (rowid,))
+        return zlib.decompress(found.fetchone()[0])
+
+    # SQLite
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        with self._errors():
+            return self._database.execute(statement, values)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._run("COMMIT")
+        finally:
+            if self._database.in_transaction:
+                self._run("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith("SQLITE_BUSY"):
+                raise InvalidRequest(
+                    None,
+                    f"{self._path}: another omlx-submit is writing it",
+                    "wait for its end, or end it",
+                ) from None
+            if name == "SQLITE_NOTADB":
+                raise self._of_another_version() from None
+            where = self._path or "the index of rows, in the folder of temporary files (TMPDIR)"
+            raise OSError(errno.EIO, str(error), str(where)) from error
+
+    def _of_another_version(self) -> InvalidRequest:
+        return InvalidRequest(
+            None,
+            f"{self._path}: another version of omlx-submit wrote it",
+            "use that version, or run with another output",
+        )
+
+
+def read_settings(output: Path) -> Any:
+    """The options of the run that wrote an output; None if no run did.
+
+    Raises:
+        InvalidRequest: see `Store`.
+    """
+    if not run_path(output).exists():
+        return None
+    with contextlib.closing(Store(run_path(output))) as store:
+        return store.settings
+
+
+def _packed(key: str) -> bytes:
+    """A key as SQLite takes it, lone surrogates included."""
+    return key.encode(errors="surrogatepass")
