@@ -9,7 +9,7 @@ jobs were deleted, or ended by other tools (mend.lua). So a batch needs nothing 
 A run's batch (see `omlx_producer.bulk.collector`) differs in two things: its rows come as there is
 room, named by their digests and known in a set; and its results leave as somebody takes them.
 
-Of two open batches for one queue, the one that was served less recently goes first.
+Of two open batches for one queue, the one that was served, or came, less recently goes first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
 from omlx_producer.wire import (
-    EXPIRING_KEY,
     WIRE_FIELD,
     WIRE_VERSION,
     Priority,
@@ -114,7 +113,7 @@ redis.call('PERSIST', KEYS[1] .. ':results')
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[3])
 for i = 3, #KEYS, 2 do
   redis.call('PERSIST', KEYS[i])
-  redis.call('ZADD', KEYS[i + 1], 0, ARGV[3])
+  redis.call('ZADD', KEYS[i + 1], ARGV[2], ARGV[3])
 end
 return 'open'
 """
@@ -138,7 +137,7 @@ local key, added = KEYS[1], 0
 for i = 4, #ARGV, 3 do
   if redis.call('SADD', key .. ':rows', ARGV[i + 1]) == 1 then
     redis.call('RPUSH', key .. ':waiting:' .. ARGV[i], ARGV[i + 2])
-    redis.call('ZADD', KEYS[2] .. ':' .. ARGV[i], 'NX', 0, ARGV[1])
+    redis.call('ZADD', KEYS[2] .. ':' .. ARGV[i], 'NX', ARGV[2], ARGV[1])
     added = added + 1
   end
 end
@@ -384,7 +383,7 @@ class Batch:
                 runs.
             JobCancelled: if it was cancelled.
         """
-        count, queues, windows = 0, dict[str, None](), set[float | None]()
+        count, queues = 0, dict[str, None]()
         stored: Any = self.connection.hmget(self.key, "priority", "created_at")
         priority: Any = str_if_bytes(stored[0] or "bulk")
         with self.kept(queues):
@@ -392,7 +391,6 @@ class Batch:
                 for _, row in entries:
                     if isinstance(row, Row):
                         queues[queue_name(row.request.model, priority)] = None
-                        windows.add(row.request.window_seconds)
                 count = self._write(entries, count, priority, queues, stored[1])
         keys = [self.key, BATCHES_KEY]
         for queue in queues:
@@ -401,7 +399,6 @@ class Batch:
         now = server_time(self.connection)
         args = [count, now, self.run, KEEP_SECONDS, stored[1] or ""]
         self._require_uploaded(opened(keys=keys, args=args))
-        self._expire_rows(windows)
         for queue in queues:
             if found := read_queue_name(queue):
                 self.connection.publish(wake_channel(found[0]), count)
@@ -415,20 +412,6 @@ class Batch:
             )
         if state.startswith(b"cancel"):
             raise JobCancelled(self.id, "the batch was cancelled during its upload")
-
-    def _expire_rows(self, windows: set[float | None]) -> None:
-        """Have rows expire that wait for longer than the longest of their completion windows.
-
-        Not if one of them has none: a queue's rows are looked at in order.
-        """
-        if None in windows or not windows:
-            return
-        longest = max(window for window in windows if window is not None)
-        with self.connection.pipeline() as pipe:
-            pipe.hset(self.key, "window", str(longest))
-            # expire.lua says when to look next.
-            pipe.zadd(EXPIRING_KEY, {f"batch:{self.run}": 0}, nx=True)
-            pipe.execute()
 
     @contextlib.contextmanager
     def kept(self, queues: Iterable[str] = ()) -> Iterator[None]:
@@ -510,7 +493,6 @@ class Batch:
         priority: Any = str_if_bytes(stored[0] or "bulk")
         queues = dict.fromkeys(str_if_bytes(stored[1] or "").split())
         now, args, models = server_time(self.connection), list[Any](), set[str]()
-        windows = {row.request.window_seconds for row in rows}
         for row in rows:
             queue = queue_name(row.request.model, priority)
             queues[queue] = None
@@ -519,7 +501,6 @@ class Batch:
         script = self.connection.register_script(_ENTER)
         keys = [self.key, BATCHES_KEY]
         if script(keys=keys, args=[self.run, now, " ".join(queues), *args]):
-            self._expire_rows(windows)
             for model in models:
                 self.connection.publish(wake_channel(model), len(rows))
 
@@ -673,7 +654,7 @@ class Batch:
 
 
 def open_key(queue: str) -> str:
-    """The batches that have rows waiting for a queue, by when they were served last."""
+    """The batches that have rows waiting for a queue, by when they were served last, or came."""
     return f"{BATCHES_KEY}:{queue}"
 
 

@@ -285,7 +285,7 @@ def _fill(
             if (window := job.request.window_seconds) is not None:
                 # RQ writes the time of this machine, whose clock may be wrong.
                 pipe.hset(job.key, "created_at", utcformat(datetime.fromtimestamp(now, UTC)))
-                pipe.zadd(EXPIRING_KEY, {f"job:{job.id}": now + window})
+                pipe.zadd(EXPIRING_KEY, {job.id: now + window})
         pipe.publish(wake_channel(members[0].request.model), len(members))
 
 

@@ -12,12 +12,12 @@ from redis import Redis
 from rq.utils import now
 
 from omlx_producer import JobFailed, Producer
-from omlx_producer.bulk.batch import BATCHES_KEY, Batch, open_key
-from omlx_producer.wire import EXPIRING_KEY, queue_name
+from omlx_producer.bulk.batch import Batch
+from omlx_producer.wire import queue_name
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
 from tests.helpers.leases import claim, commit, done, table
-from tests.helpers.workers import ALIAS, fetch, running_worker, status, wait_for
+from tests.helpers.workers import ALIAS, fetch, run_burst, running_worker, status, wait_for
 from tests.integration.producer.bulk.test_collector import rows
 
 EXPIRED = "the job did not finish within its completion_window"
@@ -75,40 +75,27 @@ def test_a_job_that_runs_keeps_its_worker(connection: Redis) -> None:
     assert status(fetch(connection, job_id)) == "finished"
 
 
-def test_rows_that_nobody_serves_expire_and_end_their_batch(connection: Redis) -> None:
-    batch = Batch.create(connection)
-    batch.upload(rows(250, completion_window="0s"))
+def test_each_row_of_a_batch_has_its_own_window(redis_url: str, connection: Redis) -> None:
+    batch = Batch.of_run(connection, "0123456789ab")
+    batch.open_run("bulk", 60)
+    for start, window in ((0, None), (20, "24h"), (40, "0s"), (60, None)):
+        batch.enter(rows(20, start, completion_window=window))
     expire_due(connection)
+    run_burst(redis_url)
     state = batch.read()
-    assert (state.state, state.failures, state.left) == ("expired", {"expired": 250}, 0)
-    assert state.over
-    errors = [json.loads(line) for line in batch.results(batch.read())]
-    assert [error["custom_id"] for error in errors] == [f"r{n}" for n in range(250)]
-    assert all(EXPIRED in error["error"]["message"] for error in errors)
-    assert connection.zcard(BATCHES_KEY) == 0
-    assert connection.zcard(EXPIRING_KEY) == 0
+    assert (state.ok, state.failures, state.left) == (60, {"expired": 20}, 0)
 
 
-def test_rows_that_ran_in_time_stay_and_the_batch_has_expired(connection: Redis) -> None:
+def test_a_batch_with_rows_that_came_too_late_has_expired(
+    redis_url: str, connection: Redis
+) -> None:
     batch = Batch.create(connection)
-    batch.upload(rows(3, completion_window="0s"))
-    leases = table(connection)
-    [row] = claim(leases)
-    expire_due(connection)
-    assert (batch.read().state, batch.read().left) == ("open", 1)
-    commit(leases, row, done(row.id))
+    batch.upload([*rows(2, completion_window="0s"), *rows(3, 2)])
+    run_burst(redis_url)
     state = batch.read()
-    # The row has ended with what is no response body.
-    assert (state.state, state.failures) == ("expired", {"expired": 2, "no_response": 1})
-
-
-@pytest.mark.parametrize("window", ["24h", None])
-def test_rows_with_time_left_wait(connection: Redis, window: str | None) -> None:
-    batch = Batch.create(connection)
-    batch.upload(rows(3, completion_window=window))
-    expire_due(connection)
-    assert batch.read().left == 3
-    assert connection.zcard(open_key(queue_name(ALIAS, "bulk"))) == 1
+    assert (state.state, state.ok, state.failures) == ("expired", 3, {"expired": 2})
+    errors = [json.loads(line)["error"] for line in batch.results(state)]
+    assert [error["code"] for error in errors if error] == ["expired"] * 2
 
 
 def test_a_worker_of_any_model_expires_jobs_as_it_sweeps(redis_url: str, connection: Redis) -> None:

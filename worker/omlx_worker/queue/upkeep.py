@@ -111,7 +111,7 @@ class Upkeep:
                     yield []
 
     def expire(self) -> Iterator[int]:
-        """Fail the jobs and rows, of any model, that have waited longer than their windows.
+        """Fail the jobs, of any model, that have waited longer than their completion windows.
 
         Yields:
             How many jobs each call has ended.
@@ -119,7 +119,7 @@ class Upkeep:
         leases, more = self._leases, True
         while more:
             args = [self._name, leases.seconds, GRACE_SECONDS, new_claim_id(), events_key("")]
-            reply = self._expire(keys=[EXPIRING_KEY], args=[*args, EXPIRED, MOST_ENTRIES])
+            reply = self._expire(keys=[EXPIRING_KEY], args=[*args, MOST_ENTRIES])
             started, more = reply
             endings = []
             for job_id, execution, queue, tokens in started:

@@ -229,6 +229,16 @@ def test_a_row_that_is_no_row_does_not_stop_the_others(
     assert (state.state, state.ok, state.failed) == ("done", 1, 1)
 
 
+def test_new_batches_do_not_keep_an_older_one_waiting(connection: redis.Redis) -> None:
+    old, leases = batch_of(connection, 20), table(connection)
+    served = 0
+    for _ in range(20):
+        batch_of(connection, 1)
+        (claimed,) = claim(leases)
+        served += claimed.id.startswith(f"row-{old.run}-")
+    assert served >= 5, "it takes turns with all that wait"
+
+
 @pytest.mark.parametrize("broken", ["hash", "results", "waiting", "running", "open"])
 def test_rows_whose_worker_ends_at_a_key_of_another_type_end_once_it_is_gone(
     redis_url: str, connection: redis.Redis, broken: str

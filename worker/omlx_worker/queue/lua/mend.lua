@@ -18,7 +18,7 @@ end
 
 local function wait_again(run, row)
   redis.call('LPUSH', waiting_key(run, queue), redis.call('HGET', running_key(run, queue), row))
-  redis.call('ZADD', open_key(queue), 0, run)
+  redis.call('ZADD', open_key(queue), 'NX', number(now()), run)
   redis.call('HDEL', running_key(run, queue), row)
 end
 
