@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import IO, Annotated, Any, Literal
 
-from pydantic import Field
 from redis import Redis
 
 from omlx_gateway.access import own_salt, owner_field
@@ -20,26 +19,19 @@ from omlx_producer.bulk.row import BadRow, Row, place_of
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.bulk.store import Store
 from omlx_producer.client.models import read_models
-from omlx_producer.wire import GenerationRequest, RequestPart
+from omlx_producer.wire import GenerationRequest, Metadata, Remedy, RequestPart
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 100
-_Key = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
 
 
 class NewBatch(RequestPart):
     """The body of a request for a batch."""
 
-    input_file_id: str = Field(description="the id of a file")
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"] = Field(
-        description="/v1/chat/completions, /v1/completions or /v1/responses"
-    )
-    completion_window: str = Field(description="'24h'")
-    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = Field(
-        default=None,
-        description="at most 16 texts of 512 characters, with names of 64 characters",
-    )
+    input_file_id: Annotated[str, Remedy("the id of a file")]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: Annotated[str, Remedy("'24h'")]
+    metadata: Metadata | None = None
 
     def fields(self, owner: str | None) -> dict[str, Any]:
         """What it adds to the hash of its batch.

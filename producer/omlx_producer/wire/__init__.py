@@ -87,6 +87,7 @@ from omlx_producer.wire.keys import (
     wake_channel,
 )
 from omlx_producer.wire.markup import Markup
+from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.repetition import LOOPS, RepetitionDetection
 from omlx_producer.wire.request import (
     DEFAULT_CHAT_TOKENS,
@@ -95,6 +96,7 @@ from omlx_producer.wire.request import (
     MAX_LOGIT_BIASES,
     MAX_TOP_LOGPROBS,
     GenerationRequest,
+    Metadata,
     ReasoningEffort,
     text_fields,
 )
@@ -134,12 +136,14 @@ __all__ = [
     "JobEvent",
     "Markup",
     "Message",
+    "Metadata",
     "ModelInfo",
     "NamedSchema",
     "Priority",
     "PromptLogprob",
     "PromptTokensDetails",
     "ReasoningEffort",
+    "Remedy",
     "RepetitionDetection",
     "RequestPart",
     "ResponseFormat",

@@ -9,14 +9,15 @@ from pydantic import Field, model_validator
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.events import ToolCall
 from omlx_producer.wire.openai_fields import fold_message, fold_part
+from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.request_part import RequestPart, Text
 
 
 class TextPart(RequestPart):
     """One text part of a message's content. A refusal of the assistant is its text."""
 
-    type: Literal["text"] = Field(description='"text", the only type of content that is served')
-    text: Text = Field(description="text")
+    type: Literal["text"]
+    text: Text
 
     @model_validator(mode="before")
     @classmethod
@@ -34,21 +35,22 @@ class Message(RequestPart):
     'user'
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="one of system, developer, user, assistant and tool"
-    )
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] = Field(
-        description='text or a list of parts such as {"type": "text", "text": "Hello"}'
-    )
-    name: Text | None = Field(default=None, description="text or leave it out")
-    reasoning_content: Text | None = Field(default=None, description="text or leave it out")
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
-        default=None,
-        description='a list of calls such as {"id": "call_1", "type": "function", "function": '
-        '{"name": "f", "arguments": "{}"}}',
-    )
-    tool_call_id: Text | None = Field(
-        default=None, description="the id of the call that the message answers"
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        Text | Annotated[list[TextPart], Field(fail_fast=True)],
+        Remedy('text or a list of parts such as {"type": "text", "text": "Hello"}'),
+    ]
+    name: Text | None = None
+    reasoning_content: Text | None = None
+    tool_calls: Annotated[
+        Annotated[list[ToolCall], Field(fail_fast=True)] | None,
+        Remedy(
+            'a list of calls such as {"id": "call_1", "type": "function", "function": '
+            '{"name": "f", "arguments": "{}"}}'
+        ),
+    ] = None
+    tool_call_id: Annotated[Text | None, Remedy("the id of the call that the message answers")] = (
+        None
     )
 
     @model_validator(mode="before")

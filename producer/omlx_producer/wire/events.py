@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.markup import Markup
+from omlx_producer.wire.remedy import Remedy
 
 FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
 
@@ -153,8 +154,8 @@ class ChoiceDelta(Wire):
 class FunctionCall(Wire):
     """A function and its arguments, which are a JSON object as text."""
 
-    name: str = Field(description="the name of a function")
-    arguments: str = Field(description="a JSON object as text")
+    name: Annotated[str, Remedy("the name of a function")]
+    arguments: Annotated[str, Remedy("a JSON object as text")]
 
     @property
     def parsed(self) -> Any:
@@ -173,13 +174,12 @@ class ToolCall(Wire):
     5
     """
 
-    id: str = Field(description="text")
-    type: Literal["function"] = Field(
-        default="function", description='"function", the only type that is served'
-    )
-    function: FunctionCall = Field(
-        description='a function and its arguments such as {"name": "f", "arguments": "{}"}'
-    )
+    id: str
+    type: Literal["function"] = "function"
+    function: Annotated[
+        FunctionCall,
+        Remedy('a function and its arguments such as {"name": "f", "arguments": "{}"}'),
+    ]
 
 
 class Speculation(Wire):

@@ -73,7 +73,7 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     for name in ("max_tokens", "max_completion_tokens"):
         if not scores and type(kept.get(name)) is int and kept[name] == 0:
             raise InvalidRequest(
-                name, "got 0 without prompt_logprobs", "give a whole number from 1 to 2147483647"
+                name, "got 0 without prompt_logprobs", "give a whole number of at least 1"
             )
     if "max_tokens" in kept:
         if "max_completion_tokens" in kept:

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.terminal import counted
+from omlx_producer.wire.remedy import remedy_of
 
 LONGEST_PATH = 150
 
@@ -25,8 +26,6 @@ def refusal_of(
     error: ValidationError, model: type[BaseModel], data: Any, whole: str
 ) -> InvalidRequest:
     """The first problem of a validation error.
-
-    Every field of the model must have a ``description`` that says what it should hold.
 
     Args:
         error: raised while ``data`` was validated.
@@ -72,14 +71,14 @@ def _is_branch(part: int | str) -> bool:
 
 
 def _look_up(model: type[BaseModel], path: list[int | str]) -> tuple[type[BaseModel], str]:
-    """The innermost model along a path, and the description of the innermost known field."""
+    """The innermost model along a path, and the remedy of the innermost known field."""
     expected = ""
     for part in path:
         named = {field.alias or name: field for name, field in model.model_fields.items()}
         field = named.get(str(part))
         if field is None:
             continue
-        expected = field.description or ""
+        expected = remedy_of(field)
         model = next(_models_in(field.annotation), model)
     return model, expected
 

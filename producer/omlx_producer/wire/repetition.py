@@ -10,7 +10,6 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.request_part import RequestPart
 
 MAX_PATTERN_SIZE = 1024
-_COUNT = "a whole number of at least 0"
 
 
 class RepetitionDetection(RequestPart):
@@ -30,18 +29,11 @@ class RepetitionDetection(RequestPart):
     'omlx:fake:default'
     """
 
-    max_pattern_size: int = Field(
-        default=0,
-        ge=0,
-        le=MAX_PATTERN_SIZE,
-        description=f"a whole number from 0 to {MAX_PATTERN_SIZE}",
-    )
-    min_pattern_size: int = Field(default=0, ge=0, description=_COUNT)
-    min_count: int = Field(default=0, ge=0, description=_COUNT)
-    min_tokens: int = Field(default=0, ge=0, description=_COUNT)
-    repetition_penalty: float | None = Field(
-        default=None, gt=1, le=10, description="a number above 1 and up to 10"
-    )
+    max_pattern_size: int = Field(default=0, ge=0, le=MAX_PATTERN_SIZE)
+    min_pattern_size: int = Field(default=0, ge=0)
+    min_count: int = Field(default=0, ge=0)
+    min_tokens: int = Field(default=0, ge=0)
+    repetition_penalty: float | None = Field(default=None, gt=1, le=10)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

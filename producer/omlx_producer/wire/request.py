@@ -14,6 +14,7 @@ from omlx_producer.wire.chat import Message
 from omlx_producer.wire.json_limits import require_few_values
 from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
+from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.repetition import RepetitionDetection
 from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS, RequestPart, json_text
 from omlx_producer.wire.structure import Constraint, ResponseFormat, StructuredOutputs
@@ -38,10 +39,21 @@ DEFAULT_CHAT_TOKENS = 4096
 """Of a chat that sets no limit, at most, unless its worker has another `--default-max-tokens`."""
 
 
-ModelAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$")]
+ModelAlias = Annotated[
+    str,
+    Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$"),
+    Remedy("a model's alias, 1 to 200 letters, digits and any of . _ @ / -"),
+]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    Remedy("up to 16 texts of 512 characters, with names of at most 64"),
+]
 
 
 class ResponseEcho(RequestPart):
@@ -51,19 +63,8 @@ class ResponseEcho(RequestPart):
         instructions: whether the first message was given as ``instructions``.
     """
 
-    instructions: bool = Field(default=False, description="true or false")
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, Field(max_length=64)],
-                Annotated[str, Field(max_length=512)],
-            ],
-            Field(max_length=16),
-        ]
-        | None
-    ) = Field(
-        default=None, description="up to 16 texts of 512 characters, with names of at most 64"
-    )
+    instructions: bool = False
+    metadata: Metadata | None = None
 
 
 class GenerationRequest(RequestPart):
@@ -95,128 +96,142 @@ class GenerationRequest(RequestPart):
 
     shape: ClassVar[str] = 'a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
 
-    model: ModelAlias = Field(
-        description="a model's alias, 1 to 200 letters, digits and any of . _ @ / -"
-    )
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(
-        default=None,
-        description='a list of messages such as {"role": "user", "content": "Hello"}',
-    )
-    prompt: (
+    model: ModelAlias = Field(description="The alias of a model.")
+    messages: Annotated[
+        Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None,
+        Remedy('a list of messages such as {"role": "user", "content": "Hello"}'),
+    ] = Field(default=None, description="A chat.")
+    prompt: Annotated[
         Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
         | Annotated[
             list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS, fail_fast=True)
         ]
-        | None
-    ) = Field(
-        default=None,
-        description=f"text of 1 to {MAX_PROMPT_CHARACTERS} characters or a list of token ids",
-    )
-    max_completion_tokens: int | None = Field(
-        default=None, ge=0, lt=2**31, description="a whole number from 1 to 2147483647"
-    )
-    temperature: float | None = Field(default=None, ge=0, le=2, description="a number from 0 to 2")
-    top_p: float | None = Field(
-        default=None, gt=0, le=1, description="a number above 0 and up to 1"
-    )
-    top_k: int | None = Field(
-        default=None, ge=0, lt=2**31, description="a whole number of at least 0"
-    )
-    min_p: float | None = Field(default=None, ge=0, le=1, description="a number from 0 to 1")
-    repetition_penalty: float | None = Field(
-        default=None, gt=0, le=10, description="a number above 0 and up to 10"
-    )
-    presence_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="a number from -2 to 2"
-    )
-    frequency_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="a number from -2 to 2"
-    )
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        default=None,
-        max_length=MAX_LOGIT_BIASES,
-        description=f'up to {MAX_LOGIT_BIASES} numbers from -100 to 100, as {{"<token id>": 5}}',
-    )
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = (
+        | None,
+        Remedy(f"text of 1 to {MAX_PROMPT_CHARACTERS} characters or a list of token ids"),
+    ] = Field(default=None, description="A text that goes on, or its tokens.")
+    max_completion_tokens: Annotated[int | None, Remedy("a whole number from 1 to 2147483647")] = (
         Field(
             default=None,
-            description=f"a text or up to {MAX_STOP_STRINGS} texts, each of 1 to 256 characters",
+            ge=0,
+            lt=2**31,
+            description="Generate at most this many tokens; by default "
+            f"{DEFAULT_CHAT_TOKENS}, or {DEFAULT_MAX_TOKENS} after a bare prompt.",
         )
     )
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        default=None, description=f"a list of up to {MAX_STOP_STRINGS} token ids"
+    thinking_token_budget: Annotated[
+        int | None, Remedy("a whole number of at least 0, or -1 for no limit")
+    ] = Field(default=None, ge=-1, lt=2**31, description="Think for at most this many tokens.")
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="How much to think, where the chat template reads it."
     )
-    repetition_detection: RepetitionDetection | None = Field(
-        default=None, description='an object such as {"max_pattern_size": 20, "min_count": 8}'
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="0 takes the most likely token."
     )
-    draft: bool = Field(default=True, description="true or false")
-    draft_depth: int | None = Field(
+    top_p: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Keep the likeliest tokens up to this total probability.",
+    )
+    top_k: int | None = Field(
         default=None,
         ge=0,
-        le=MAX_DRAFT_DEPTH,
-        description=f"a whole number from 0 to {MAX_DRAFT_DEPTH}",
+        lt=2**31,
+        description="Keep this many of the likeliest tokens; 0 keeps all.",
     )
-    cache: bool = Field(default=True, description="true or false")
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = Field(
-        default=None, description=f"a text of 1 to {MAX_SALT_CHARACTERS} characters"
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="Keep tokens this likely relative to the likeliest."
     )
-    ignore_eos: bool = Field(default=False, description="true or false")
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=10, description="Above 1 makes repeated tokens less likely."
+    )
+    presence_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="Subtracted from the logits of repeated tokens."
+    )
+    frequency_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="Subtracted once per occurrence of the token."
+    )
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]] | None,
+        Remedy(f'up to {MAX_LOGIT_BIASES} numbers from -100 to 100, as {{"<token id>": 5}}'),
+    ] = Field(default=None, max_length=MAX_LOGIT_BIASES, description="Add to a token's logit.")
     seed: int | None = Field(
-        default=None, ge=-(2**63), lt=2**63, description="a whole number that fits 64 bits"
+        default=None, ge=-(2**63), lt=2**63, description="The same seed gives the same text."
     )
-    n: int = Field(
-        default=1, ge=1, le=MAX_CHOICES, description=f"a whole number from 1 to {MAX_CHOICES}"
-    )
-    logprobs: bool = Field(default=False, description="true or false")
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES, description="Generate this many choices.")
+    stop: Annotated[
+        StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
+        Remedy(f"a text or up to {MAX_STOP_STRINGS} texts, each of 1 to 256 characters"),
+    ] = Field(default=None, description="Text to stop at.")
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_STRINGS)] | None,
+        Remedy(f"a list of up to {MAX_STOP_STRINGS} token ids"),
+    ] = Field(default=None, description="Tokens to stop at.")
+    ignore_eos: bool = Field(default=False, description="Continue after the end token.")
+    repetition_detection: Annotated[
+        RepetitionDetection | None,
+        Remedy('an object such as {"max_pattern_size": 20, "min_count": 8}'),
+    ] = Field(default=None, description="End a text that repeats itself.")
+    logprobs: bool = Field(default=False, description="Report log-probabilities.")
     top_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description=f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
+        description="Report this many alternatives; needs logprobs.",
     )
     prompt_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description=f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
+        description="Score the prompt, with this many alternatives.",
     )
-    echo: bool = Field(default=False, description="true or false")
-    stream: bool | None = Field(default=None, description="true or false")
-    response_format: ResponseFormat | None = Field(
-        default=None, description='an object such as {"type": "json_object"}'
+    echo: bool = Field(default=False, description="Begin the text with the prompt.")
+    stream: bool | None = Field(
+        default=None, description="Publish tokens as they come; by default, but not of bulk jobs."
     )
-    structured_outputs: StructuredOutputs | None = Field(
-        default=None, description='an object such as {"regex": "[0-9]+"}'
-    )
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = Field(
+    draft: bool = Field(default=True, description="Draft tokens if the model can.")
+    draft_depth: int | None = Field(
         default=None,
-        description=f"a list of 1 to {MAX_TOOLS} functions such as "
-        '{"type": "function", "function": {"name": "f"}}',
+        ge=0,
+        le=MAX_DRAFT_DEPTH,
+        description="Draft at most this many tokens per step.",
     )
-    tool_choice: ToolChoiceOption | None = Field(
-        default=None,
-        description='"auto", "none", "required" or {"type": "function", "function": {"name": "f"}}',
+    cache: bool = Field(default=True, description="Reuse what was read of like prompts.")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = Field(
+        default=None, description="Reuse it within requests of this text alone."
     )
-    parallel_tool_calls: bool = Field(default=True, description="true or false")
-    reasoning_effort: ReasoningEffort | None = Field(
-        default=None, description="one of none, minimal, low, medium, high, xhigh and max"
+    response_format: Annotated[
+        ResponseFormat | None, Remedy('an object such as {"type": "json_object"}')
+    ] = Field(default=None, description="The answer is JSON, of any form or of a schema.")
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Remedy('an object such as {"regex": "[0-9]+"}')
+    ] = Field(
+        default=None, description="The answer matches an expression, texts, a grammar or a schema."
     )
-    thinking_token_budget: int | None = Field(
-        default=None,
-        ge=-1,
-        lt=2**31,
-        description="a whole number of at least 0, or -1 for no limit",
+    tools: Annotated[
+        Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None,
+        Remedy(
+            f"a list of 1 to {MAX_TOOLS} functions such as "
+            '{"type": "function", "function": {"name": "f"}}'
+        ),
+    ] = Field(default=None, description="Functions that may be called.")
+    tool_choice: Annotated[
+        ToolChoiceOption | None,
+        Remedy('"auto", "none", "required" or {"type": "function", "function": {"name": "f"}}'),
+    ] = Field(default=None, description="Whether functions are called, or which one.")
+    parallel_tool_calls: bool = Field(
+        default=True, description="Whether an answer may have several calls."
     )
-    chat_template_kwargs: dict[str, JsonValue] | None = Field(
-        default=None, description='a JSON object such as {"enable_thinking": false}'
-    )
-
-    responses: ResponseEcho | None = Field(
-        default=None, description="what a request to /v1/responses leaves in its chat"
-    )
-    completion_window: (
-        Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None
-    ) = Field(default=None, description='a time such as "24h", "90m" or "30s"')
+    chat_template_kwargs: Annotated[
+        dict[str, JsonValue] | None, Remedy('a JSON object such as {"enable_thinking": false}')
+    ] = Field(default=None, description="Variables of the chat template.")
+    completion_window: Annotated[
+        Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None,
+        Remedy('a time such as "24h", "90m" or "30s"'),
+    ] = Field(default=None, description="Fail if not finished in this time, as in 24h or 90m.")
+    responses: Annotated[
+        ResponseEcho | None, Remedy("what a request to /v1/responses leaves in its chat")
+    ] = None
 
     @model_validator(mode="before")
     @classmethod

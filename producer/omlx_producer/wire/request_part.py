@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.refusal import refusal_of
+from omlx_producer.wire.remedy import Remedy
 
 MAX_LEVELS = 100
 """Lists and objects inside each other in one field of a request, and in a result."""
@@ -16,7 +17,7 @@ MAX_PROMPT_CHARACTERS = 8_000_000
 
 
 class RequestPart(BaseModel):
-    """The base of what users write. Every field's description completes "give ..."."""
+    """The base of what users write. `omlx_producer.wire.remedy` has the words of its limits."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     shape: ClassVar[str] = "a JSON object"
@@ -36,6 +37,9 @@ class RequestPart(BaseModel):
 
 # The constraint makes pydantic refuse lone surrogates, which no tokenizer and no UTF-8 can take.
 Text = Annotated[str, Field(min_length=0)]
+Name = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), Remedy("1 to 64 letters, digits, _ and -")
+]
 
 
 def json_text(name: str, value: Any) -> str:

@@ -10,9 +10,11 @@ from pydantic import Field, model_validator
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.json_schema import MAX_CONSTRAINT_CHARACTERS, require_schema
-from omlx_producer.wire.request_part import RequestPart, Text, json_text
+from omlx_producer.wire.remedy import Remedy
+from omlx_producer.wire.request_part import Name, RequestPart, Text, json_text
 
 _SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
+_A_SCHEMA = Remedy(f"a JSON schema such as {_SCHEMA}")
 
 ConstraintText = Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_CHARACTERS)]
 
@@ -36,12 +38,10 @@ class Constraint:
 class NamedSchema(RequestPart):
     """A JSON schema in OpenAI's form. The answer matches it, ``strict`` or not."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
-        description="1 to 64 letters, digits, _ and -"
-    )
-    schema_: dict[str, Any] = Field(alias="schema", description=f"a JSON schema such as {_SCHEMA}")
-    description: Text | None = Field(default=None, description="text or leave it out")
-    strict: bool | None = Field(default=None, description="true or false")
+    name: Name
+    schema_: Annotated[dict[str, Any], _A_SCHEMA] = Field(alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
@@ -52,12 +52,10 @@ class NamedSchema(RequestPart):
 class ResponseFormat(RequestPart):
     """The form of the answer: free text, any JSON object, or JSON that matches a schema."""
 
-    type: Literal["text", "json_object", "json_schema"] = Field(
-        description='"text", "json_object" or "json_schema"'
-    )
-    json_schema: NamedSchema | None = Field(
-        default=None, description=f'an object such as {{"name": "a", "schema": {_SCHEMA}}}'
-    )
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Annotated[
+        NamedSchema | None, Remedy(f'an object such as {{"name": "a", "schema": {_SCHEMA}}}')
+    ] = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -81,20 +79,19 @@ class ResponseFormat(RequestPart):
 class StructuredOutputs(RequestPart):
     """A constraint by one of four means, as vLLM names them."""
 
-    json_: dict[str, Any] | None = Field(
-        default=None, alias="json", description=f"a JSON schema such as {_SCHEMA}"
-    )
-    regex: ConstraintText | None = Field(
-        default=None,
-        description=f"a regular expression of 1 to {MAX_CONSTRAINT_CHARACTERS} characters",
-    )
-    choice: Annotated[list[ConstraintText], Field(min_length=1, fail_fast=True)] | None = Field(
-        default=None, description="a list of at least one text, none of them empty"
-    )
-    grammar: ConstraintText | None = Field(
-        default=None,
-        description=f"a Lark grammar of llguidance of 1 to {MAX_CONSTRAINT_CHARACTERS} characters",
-    )
+    json_: Annotated[dict[str, Any] | None, _A_SCHEMA] = Field(default=None, alias="json")
+    regex: Annotated[
+        ConstraintText | None,
+        Remedy(f"a regular expression of 1 to {MAX_CONSTRAINT_CHARACTERS} characters"),
+    ] = None
+    choice: Annotated[
+        Annotated[list[ConstraintText], Field(min_length=1, fail_fast=True)] | None,
+        Remedy("a list of at least one text, none of them empty"),
+    ] = None
+    grammar: Annotated[
+        ConstraintText | None,
+        Remedy(f"a Lark grammar of llguidance of 1 to {MAX_CONSTRAINT_CHARACTERS} characters"),
+    ] = None
 
     @model_validator(mode="before")
     @classmethod

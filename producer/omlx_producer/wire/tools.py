@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.json_schema import require_schema
-from omlx_producer.wire.request_part import RequestPart, Text, json_text
+from omlx_producer.wire.remedy import Remedy
+from omlx_producer.wire.request_part import Name, RequestPart, Text, json_text
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 400_000
-
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class FunctionDefinition(RequestPart):
@@ -25,12 +24,13 @@ class FunctionDefinition(RequestPart):
     where the model is free to call.
     """
 
-    name: FunctionName = Field(description="1 to 64 letters, digits, _ and -")
-    description: Text | None = Field(default=None, description="text or leave it out")
-    parameters: dict[str, Any] | None = Field(
-        default=None, description='a JSON schema such as {"type": "object", "properties": {}}'
-    )
-    strict: bool | None = Field(default=None, description="true or false")
+    name: Name
+    description: Text | None = None
+    parameters: Annotated[
+        dict[str, Any] | None,
+        Remedy('a JSON schema such as {"type": "object", "properties": {}}'),
+    ] = None
+    strict: bool | None = None
 
     @model_validator(mode="after")
     def _check_parameters(self) -> Self:
@@ -57,21 +57,22 @@ class Tool(RequestPart):
     'get_time'
     """
 
-    type: Literal["function"] = Field(description='"function", the only type that is served')
-    function: FunctionDefinition = Field(
-        description='a function such as {"name": "f", "parameters": {"type": "object"}}'
-    )
+    type: Literal["function"]
+    function: Annotated[
+        FunctionDefinition,
+        Remedy('a function such as {"name": "f", "parameters": {"type": "object"}}'),
+    ]
 
 
 class ChosenFunction(RequestPart):
-    name: Text = Field(description="the name of one of the tools")
+    name: Annotated[Text, Remedy("the name of one of the tools")]
 
 
 class ToolChoice(RequestPart):
     """The one function that the model must call."""
 
-    type: Literal["function"] = Field(description='"function"')
-    function: ChosenFunction = Field(description='a function such as {"name": "f"}')
+    type: Literal["function"]
+    function: Annotated[ChosenFunction, Remedy('a function such as {"name": "f"}')]
 
 
 ToolChoiceOption = Literal["auto", "none", "required"] | ToolChoice

@@ -10,6 +10,7 @@ import pytest
 from omlx_producer import InvalidRequest
 from omlx_producer.wire import GenerationRequest, NamedSchema, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.json_schema import MAX_CONSTRAINT_CHARACTERS
+from omlx_producer.wire.remedy import remedy_of
 from omlx_producer.wire.structure import Constraint
 
 OK = {"model": "demo", "prompt": "x"}
@@ -84,7 +85,7 @@ def test_a_form_becomes_one_constraint_and_travels(
         ),
         (
             {"response_format": {"type": "xml"}},
-            'response_format.type: got \'xml\'; give "text", "json_object" or "json_schema"',
+            "response_format.type: got 'xml'; give one of text, json_object and json_schema",
         ),
         (
             {"response_format": {"type": "json_schema"}},
@@ -193,4 +194,4 @@ def test_an_answer_as_json_goes_with_tools_unless_one_must_be_called() -> None:
 
 @pytest.mark.parametrize("model", [NamedSchema, ResponseFormat, StructuredOutputs])
 def test_every_field_of_a_form_says_what_it_should_hold(model: Any) -> None:
-    assert all(field.description for field in model.model_fields.values())
+    assert all(map(remedy_of, model.model_fields.values()))

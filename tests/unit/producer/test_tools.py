@@ -15,6 +15,7 @@ from omlx_producer.wire import (
     Tool,
     ToolChoice,
 )
+from omlx_producer.wire.remedy import remedy_of
 from omlx_producer.wire.tools import MAX_TOOLS, ChosenFunction
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
@@ -77,10 +78,10 @@ def test_nothing_may_be_called_without_tools_or_when_the_choice_is_none() -> Non
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"tools": [{}]}, 'tools[0].type: missing; give "function", the only type that is served'),
+        ({"tools": [{}]}, 'tools[0].type: missing; give "function", the only one that is served'),
         (
             {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
-            "tools[0].type: got 'custom'; give \"function\", the only type that is served",
+            "tools[0].type: got 'custom'; give \"function\", the only one that is served",
         ),
         (
             {"tools": [tool("two words")]},
@@ -188,4 +189,4 @@ def test_the_arguments_of_calls_count_as_text() -> None:
 
 @pytest.mark.parametrize("model", [FunctionDefinition, Tool, ToolChoice, ChosenFunction])
 def test_every_field_of_a_tool_says_what_it_should_hold(model: Any) -> None:
-    assert all(field.description for field in model.model_fields.values())
+    assert all(map(remedy_of, model.model_fields.values()))
