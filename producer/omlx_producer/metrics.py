@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import redis
 from prometheus_client import CollectorRegistry, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from redis.backoff import NoBackoff
@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, BatchState
 from omlx_producer.cli.common import port_error
-from omlx_producer.client.workers import server_time
+from omlx_producer.client.workers import Exported, server_time
 from omlx_producer.connection import connect
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.figures import read_batches, read_figures
@@ -32,6 +32,30 @@ STATUSES = {"done": "completed", "expired": "expired", "cancelled": "cancelled"}
 
 HOUR = 3600.0
 _LATENCIES = (10, 60, 300, 900, 1800, HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, 16 * HOUR, 24 * HOUR)
+
+_UP = Exported("redis_up", "Whether Redis answers.")
+_WORKERS = Exported("workers", "Workers of a model that have not fallen silent.")
+_LENGTH = Exported("queue_length", "Jobs, and rows of batches, that wait in Redis for a worker.")
+_OLDEST = Exported(
+    "queue_oldest_seconds",
+    "Age of the oldest of them that is first in its queue or batch; 0 if none waits.",
+)
+_ROWS = Exported("batch_rows", "Rows of the batches that are open, by state.")
+_BATCHES = Exported("batches_open", "Batches that are open.")
+
+Sample = tuple[Exported, Mapping[str, str], float]
+"""A figure for Prometheus with its labels."""
+
+
+def draw(samples: Iterable[Sample]) -> Iterable[Metric]:
+    """Samples as Prometheus knows them."""
+    families = dict[str, CounterMetricFamily | GaugeMetricFamily]()
+    for exported, labels, value in samples:
+        make = CounterMetricFamily if exported.counts else GaugeMetricFamily
+        name = f"omlx_{exported.name}"
+        family = families.setdefault(name, make(name, exported.text, labels=list(labels)))
+        family.add_metric(list(labels.values()), value)
+    return families.values()
 
 
 def scraping_client(url: str) -> redis.Redis:
@@ -90,37 +114,26 @@ class QueueCollector(Collector):
             self._since = server_time(connection)
 
     def collect(self) -> Iterable[Metric]:
-        up, found = True, list[Metric]()
+        samples: list[Sample] = [(_UP, {}, 1.0)]
+        found = list[Metric]()
         try:
             with self._lock:
                 self._note_ends()
-                found = [*self._read(), *self._latency.collect()]
+                samples += self._read()
+                found = list(self._latency.collect())
         except RedisError as error:
             # A key of another type is no outage.
-            up = isinstance(error, ResponseError)
-        yield GaugeMetricFamily("omlx_redis_up", "Whether Redis answers.", up)
-        yield from found
+            samples = [(_UP, {}, float(isinstance(error, ResponseError)))]
+        yield from (*draw(samples), *found)
 
-    def _read(self) -> Iterator[Metric]:
+    def _read(self) -> Iterator[Sample]:
         models, states = read_figures(self._connection), self._states(BATCHES_KEY)
-        workers = GaugeMetricFamily(
-            "omlx_workers", "Workers of a model that have not fallen silent.", labels=["model_name"]
-        )
-        length = GaugeMetricFamily(
-            "omlx_queue_length",
-            "Jobs, and rows of batches, that wait in Redis for a worker.",
-            labels=["model_name", "priority"],
-        )
-        oldest = GaugeMetricFamily(
-            "omlx_queue_oldest_seconds",
-            "Age of the oldest of them that is first in its queue or batch; 0 if none waits.",
-            labels=["model_name"],
-        )
         for model in models:
-            workers.add_metric([model.alias], len(model.workers))
-            oldest.add_metric([model.alias], model.oldest_seconds or 0.0)
+            named = {"model_name": model.alias}
+            yield _WORKERS, named, len(model.workers)
+            yield _OLDEST, named, model.oldest_seconds or 0.0
             for priority, queue in model.queues.items():
-                length.add_metric([model.alias, priority], queue.waiting)
+                yield _LENGTH, {**named, "priority": priority}, queue.waiting
         waiting = sum(queue.batch_rows for model in models for queue in model.queues.values())
         counts = {
             "waiting": waiting,
@@ -128,13 +141,9 @@ class QueueCollector(Collector):
             "ok": sum(state.ok for state in states),
             "failed": sum(state.failed for state in states),
         }
-        rows = GaugeMetricFamily(
-            "omlx_batch_rows", "Rows of the batches that are open, by state.", labels=["state"]
-        )
         for name, count in counts.items():
-            rows.add_metric([name], count)
-        open_batches = GaugeMetricFamily("omlx_batches_open", "Open batches.", len(states))
-        yield from (workers, length, oldest, rows, open_batches)
+            yield _ROWS, {"state": name}, count
+        yield _BATCHES, {}, len(states)
 
     def _note_ends(self) -> None:
         """Count the batches that have ended since the last time."""

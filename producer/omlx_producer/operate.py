@@ -23,9 +23,9 @@ from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState, open_key
 from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
 from omlx_producer.client.waiting import date_seconds, queue_key, queued_models
-from omlx_producer.client.workers import read_workers, server_time
+from omlx_producer.client.workers import server_time
 from omlx_producer.errors import InvalidRequest, ModelNotFound
-from omlx_producer.figures import PAUSED_KEY, read_batches
+from omlx_producer.figures import PAUSED_KEY, read_batches, read_figures
 from omlx_producer.wire import (
     PRIORITIES,
     Priority,
@@ -230,11 +230,7 @@ def drain_worker(connection: redis.Redis, worker: str) -> bool:
     Raises:
         InvalidRequest: if no living worker has this name.
     """
-    living = {
-        figures.name: figures
-        for model in read_models(connection)
-        for figures in read_workers(connection, model)
-    }
+    living = {each.name: each for model in read_figures(connection) for each in model.workers}
     if worker not in living:
         names = ", ".join(living) or "none"
         raise InvalidRequest("worker", f"got {worker!r}, which is not running (running: {names})")

@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from omlx_producer.client.workers import Exported
-from omlx_producer.metrics import QueueCollector, metrics_server, scraping_client
+from omlx_producer.metrics import QueueCollector, Sample, draw, metrics_server, scraping_client
 from omlx_producer.wire import PRIORITIES
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.counters import DraftCounts
@@ -30,8 +29,23 @@ from omlx_worker.queue.claim import Claim
 log = logging.getLogger("omlx_worker")
 
 MODEL = ["model_name"]
-_STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-_WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_WAITS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_SECONDS = {
+    "request_queue_time": ("From queue to claim.", _WAITS),
+    "time_to_first_token": ("From queue to first token.", _WAITS),
+    "e2e_request_latency": ("From queue to end, if finished.", _WAITS),
+    "inter_token_latency": ("Between two steps of a row.", _STEPS),
+}
+
+_AWAY = Exported("redis_away_seconds", "Since Redis answered.")
+_FAILURES = Exported("redis_failures", "Calls failed in outages.", counts=True)
+_UNWRITTEN = Exported("unwritten_tokens", "Tokens that wait to be written to Redis.")
+_DRAFTED = Exported("spec_decode_num_draft_tokens", "Drafts judged.", counts=True)
+_ACCEPTED = Exported("spec_decode_num_accepted_tokens", "Accepted.", counts=True)
+_BY_PLACE = Exported(
+    "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place in the step.", counts=True
+)
 
 
 @contextlib.contextmanager
@@ -74,24 +88,12 @@ class WorkerMetrics(JobObserver, Collector):
         # Of the model or its draft model, and looked up.
         self._drafts = {source: DraftCounts() for source in SOURCES}
         self._told_at: dict[str, float] = {}
-
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(
-                f"omlx_{name}", text, [*MODEL, "priority"], registry=None, buckets=buckets
+        self._seconds = {
+            name: Histogram(
+                f"omlx_{name}_seconds", text, [*MODEL, "priority"], registry=None, buckets=buckets
             )
-
-        self._queued = histogram(
-            "request_queue_time_seconds", "From queue to claim.", _WAIT_BUCKETS
-        )
-        self._first = histogram(
-            "time_to_first_token_seconds", "From queue to first token.", _WAIT_BUCKETS
-        )
-        self._latency = histogram(
-            "e2e_request_latency_seconds", "From queue to end, if finished.", _WAIT_BUCKETS
-        )
-        self._gaps = histogram(
-            "inter_token_latency_seconds", "Between two steps of a row.", _STEP_BUCKETS
-        )
+            for name, (text, buckets) in _SECONDS.items()
+        }
         self._finished = Counter(
             "omlx_request_success",
             "Rows that have finished.",
@@ -101,31 +103,26 @@ class WorkerMetrics(JobObserver, Collector):
         self._ends = Counter(
             "omlx_jobs", "Jobs that have left the worker.", [*MODEL, "outcome"], registry=None
         )
-        self._kept = (
-            *(self._queued, self._first, self._latency, self._gaps),
-            *(self._finished, self._ends),
-        )
-        self._gap: dict[str, Histogram] = {
-            name: self._gaps.labels(model, name) for name in PRIORITIES
-        }
-        for priority in PRIORITIES:
-            for kept in (self._queued, self._first, self._latency):
-                kept.labels(model, priority)
+        for histogram in self._seconds.values():
+            for priority in PRIORITIES:
+                histogram.labels(model, priority)
         for reason in ("stop", "length", "repetition"):
             self._finished.labels(model, reason)
         for outcome in OUTCOMES:
             self._ends.labels(model, _label(outcome))
 
+    def _note(self, name: str, claim: Claim, seconds: float) -> None:
+        self._seconds[name].labels(self._model, claim.priority).observe(seconds)
+
     # Hooks
 
     def claimed(self, claim: Claim) -> None:
         if claim.queued_seconds is not None:
-            self._queued.labels(self._model, claim.priority).observe(claim.queued_seconds)
+            self._note("request_queue_time", claim, claim.queued_seconds)
 
     def first_token(self, job: ActiveJob, at: float) -> None:
         if not job.resumed_tokens:
-            seconds = _since_queued(job.claim, at)
-            self._first.labels(self._model, job.claim.priority).observe(seconds)
+            self._note("time_to_first_token", job.claim, _since_queued(job.claim, at))
 
     def stepped(self, emissions: Sequence[tuple[ActiveJob, Emission]], at: float) -> None:
         for job, emission in emissions:
@@ -135,7 +132,7 @@ class WorkerMetrics(JobObserver, Collector):
                 before = self._told_at.get(emission.row_id)
                 self._told_at[emission.row_id] = at
                 if before is not None:
-                    self._gap[job.claim.priority].observe(at - before)
+                    self._note("inter_token_latency", job.claim, at - before)
 
     def ended(self, claim: Claim, job: ActiveJob | None, outcome: str, error: str) -> None:  # noqa: ARG002
         self._ends.labels(self._model, _label(outcome)).inc()
@@ -144,57 +141,32 @@ class WorkerMetrics(JobObserver, Collector):
         for row in job.rows:
             self._told_at.pop(row.row_id, None)
         if outcome == "finished":
-            seconds = _since_queued(claim, time.monotonic())
-            self._latency.labels(self._model, claim.priority).observe(seconds)
+            self._note("e2e_request_latency", claim, _since_queued(claim, time.monotonic()))
             for reason in job.finish_reasons:
                 self._finished.labels(self._model, reason).inc()
 
     # Scrapes
 
     def collect(self) -> Iterable[Metric]:
-        for kept in self._kept:
-            yield from kept.collect()
-        worker = self._worker
-        yield from self._told(
-            {
-                Exported("redis_away_seconds", "Since Redis answered."): worker.redis_away,
-                Exported("redis_failures", "Calls failed in outages.", counts=True): (
-                    worker.redis_failures
-                ),
-                Exported("unwritten_tokens", "Tokens that wait to be written to Redis."): (
-                    worker.decode_thread.outbox.waiting
-                ),
-            }
-        )
-        yield from self._drafting()
-        if worker.board is not None:
-            yield from self._told(worker.board.figures().exported())
+        for noted in (*self._seconds.values(), self._finished, self._ends):
+            yield from noted.collect()
+        yield from draw(self._samples())
 
-    def _told(self, figures: Mapping[Exported, float]) -> Iterable[Metric]:
-        families = dict[str, CounterMetricFamily | GaugeMetricFamily]()
-        for exported, figure in figures.items():
-            name, kinds = f"omlx_{exported.name}", ["kind"] if exported.kind else []
-            make = CounterMetricFamily if exported.counts else GaugeMetricFamily
-            family = families.setdefault(name, make(name, exported.text, labels=[*MODEL, *kinds]))
-            family.add_metric([self._model, exported.kind][: 1 + len(kinds)], figure)
-        return families.values()
-
-    def _drafting(self) -> Iterator[Metric]:
-        name, labels = "omlx_spec_decode_num", [*MODEL, "source"]
-        drafted = CounterMetricFamily(f"{name}_draft_tokens", "Drafts judged.", labels=labels)
-        accepted = CounterMetricFamily(f"{name}_accepted_tokens", "Accepted.", labels=labels)
-        places = CounterMetricFamily(
-            f"{name}_accepted_tokens_per_pos",
-            "Accepted, by place in the step.",
-            labels=[*labels, "position"],
-        )
+    def _samples(self) -> Iterator[Sample]:
+        worker, named = self._worker, {MODEL[0]: self._model}
+        yield _AWAY, named, worker.redis_away
+        yield _FAILURES, named, worker.redis_failures
+        yield _UNWRITTEN, named, worker.decode_thread.outbox.waiting
         for source, counts in self._drafts.items():
-            drafted.add_metric([self._model, source], counts.drafted)
-            by_place = list(counts.accepted)
-            accepted.add_metric([self._model, source], sum(by_place))
+            drafts, by_place = {**named, "source": source}, list(counts.accepted)
+            yield _DRAFTED, drafts, counts.drafted
+            yield _ACCEPTED, drafts, sum(by_place)
             for place, count in enumerate(by_place or [0]):
-                places.add_metric([self._model, source, str(place)], count)
-        yield from (drafted, accepted, places)
+                yield _BY_PLACE, {**drafts, "position": str(place)}, count
+        if worker.board is not None:
+            for exported, figure in worker.board.figures().exported().items():
+                kind = {"kind": exported.kind} if exported.kind else {}
+                yield exported, named | kind, figure
 
 
 def _since_queued(claim: Claim, at: float) -> float:

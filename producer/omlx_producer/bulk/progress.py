@@ -22,7 +22,7 @@ from rich.table import Table
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
 from omlx_producer.client.waiting import read_started
-from omlx_producer.client.workers import read_workers
+from omlx_producer.figures import read_figures
 from omlx_producer.terminal import counted, duration, write
 from omlx_producer.wire import row_job_id
 
@@ -138,7 +138,7 @@ class Bar:
 class WorkerWatch:
     """Reads what the workers of some models do for a run or a batch every `FIGURES_SECONDS`.
 
-    It says on stderr, once, that nobody serves a model whose rows wait.
+    It says on stderr, once, why no worker takes the rows that wait.
 
     Args:
         run: the id of the run or of the batch's run.
@@ -148,7 +148,7 @@ class WorkerWatch:
         self._connection = connection
         self._own = row_job_id(run, "").encode()
         self._looked_at = float("-inf")
-        self._unserved: set[str] = set()
+        self._held_up: set[str] = set()
         self._told: set[str] = set()
 
     def look(self, models: Iterable[str], meter: Meter, in_flight: int) -> None:
@@ -164,27 +164,27 @@ class WorkerWatch:
         self._looked_at = time.monotonic()
         # The collector meets an outage.
         with contextlib.suppress(RedisError):
-            running, tokens_in, tokens_out, unserved = 0, 0.0, 0.0, set()
-            for model in models:
-                workers = read_workers(self._connection, model)
-                if not workers and in_flight:
-                    unserved.add(model)
-                started = read_started(self._connection, model)
+            running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, set[str]()
+            for alias in models:
+                [model] = read_figures(self._connection, alias)
+                if in_flight and model.held_up:
+                    held_up.add(model.held_up)
+                started, workers = read_started(self._connection, alias), model.workers
                 own = sum(job.startswith(self._own) for job in started)
                 share = own / max(1, len(started))
                 running += own
                 tokens_in += share * sum(worker.prompt_tokens_per_second for worker in workers)
                 tokens_out += share * sum(worker.tokens_per_second for worker in workers)
             meter.now = Speed(running, tokens_in, tokens_out)
-            self._tell(unserved)
+            self._tell(held_up)
 
-    def _tell(self, unserved: set[str]) -> None:
-        """Name the models that two looks in a row have found without a worker."""
-        self._told &= unserved
-        for model in sorted((unserved & self._unserved) - self._told):
-            write(f"no worker serves {model}; its rows wait for one\n", err=True)
-            self._told.add(model)
-        self._unserved = unserved
+    def _tell(self, held_up: set[str]) -> None:
+        """Print the reasons that two looks in a row have found."""
+        self._told &= held_up
+        for reason in sorted((held_up & self._held_up) - self._told):
+            write(f"{reason}; rows wait\n", err=True)
+            self._told.add(reason)
+        self._held_up = held_up
 
 
 class Progress:

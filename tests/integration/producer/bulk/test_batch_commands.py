@@ -314,4 +314,4 @@ def test_who_watches_a_batch_that_nobody_serves_is_told_so_once(
 
     monkeypatch.setattr(Batch, "read", read_a_few_times)
     watched = run("watch", batch.id)
-    assert watched.stderr.count(f"no worker serves {ALIAS}; its rows wait for one") == 1
+    assert watched.stderr.count(f"no worker serves {ALIAS}; rows wait") == 1

@@ -320,13 +320,13 @@ def test_two_runs_of_a_model_show_their_own_rows_and_their_share_of_the_tokens(
     assert shown("cc") == Speed(running=0, tokens_in=0, tokens_out=0)
 
 
-def test_a_model_that_nobody_serves_is_told_once_while_its_rows_wait(
+def test_what_holds_rows_up_is_told_once_while_they_wait(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "FIGURES_SECONDS", 0.0)
     watch, said = (
         WorkerWatch(connection, "aa"),
-        f"no worker serves {ALIAS}; its rows wait for one\n",
+        f"no worker serves {ALIAS}; rows wait\n",
     )
 
     def told(*, in_flight: int = 1) -> str:
@@ -336,6 +336,9 @@ def test_a_model_that_nobody_serves_is_told_once_while_its_rows_wait(
     assert [told(), told(), told()] == ["", said, ""]
     sign_on(connection, "mac-1", ALIAS)
     assert told() == ""
+    connection.sadd("omlx:paused", ALIAS)
+    paused = f"{ALIAS} is paused; omlx-submit resume {ALIAS} lets it go on; rows wait\n"
+    assert [told(), told(), told()] == ["", paused, ""]
     connection.delete(workers_key(ALIAS))
     assert [told(in_flight=0), told(in_flight=0), told(), told()] == ["", "", "", said]
 
