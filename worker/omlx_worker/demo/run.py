@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -128,7 +129,7 @@ def run_demo(max_tokens: int) -> None:
             wait_until_ready(workers, producer.connection)
         jobs, threads = start_jobs(producer, max_tokens)
         show = Show(jobs, workers, producer.connection, min(KILL_AT, max_tokens // 3))
-        with Live(console=console, get_renderable=lambda: show.draw(*console.size)):
+        with drawn(console, lambda: show.draw(*console.size)):
             while any(thread.is_alive() for thread in threads):
                 show.look()
                 time.sleep(LOOK_SECONDS)
@@ -141,6 +142,15 @@ def run_demo(max_tokens: int) -> None:
         click.echo(f"job {job.number}: {getattr(job.end, 'error', 'no end')}", err=True)
     if failed:
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def drawn(console: Console, frame: Callable[[], RenderableType]) -> Iterator[None]:
+    """Draw the frame of each moment; in a pipe the last one alone."""
+    with Live(console=console, get_renderable=frame):
+        yield
+    if not console.is_terminal:
+        console.line()
 
 
 class Worker:
@@ -431,7 +441,7 @@ def run_table(console: Console, url: str, folder: Path) -> None:
             cwd=folder,
             start_new_session=True,
         ) as process,
-        Live(console=console, get_renderable=lambda: draw_table(folder)),
+        drawn(console, lambda: draw_table(folder)),
     ):
         try:
             process.wait()
