@@ -75,7 +75,6 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     if key and owner:
         key = secret_of(owner, f"idempotency_key:{key}")
     jobs = list[AsyncJobHandle]()
-    echoed: GenerationRequest | None = None
     async with gateway.body_of(request) as body:
         if body.get(foreign) is not None:
             raise ApiError(400, f"{foreign}: unknown here; give {own}", param=foreign)
@@ -84,12 +83,6 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         model = body.get("model")
         require_model(request, model if isinstance(model, str) else None)
         if own == "input":
-            if body.get("stream"):
-                raise ApiError(
-                    400,
-                    "stream: a response comes whole; remove it, or ask /v1/chat/completions",
-                    param="stream",
-                )
             body = await run_in_threadpool(chat_fields, body)
         body["cache_salt"] = salt = own_salt(owner, body.get("cache_salt"))
         streams = body.get("stream") is True
@@ -107,7 +100,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
             form.model = form.model or jobs[0].queue.split(":")[1]
             del bodies
         if own == "input":
-            echoed = await run_in_threadpool(_echoed, body, form.model)
+            form.echoed = await run_in_threadpool(_echoed, body)
     # The answer may take an hour.
     del body
     if last:
@@ -130,14 +123,14 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     if not over:
         return Response(status_code=499)
     headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
-    if echoed is not None:
-        return JSONResponse(response_of(echoed, results[0]), headers=headers)
+    if form.echoed is not None:
+        return JSONResponse(response_of(form.echoed, results[0]), headers=headers)
     return JSONResponse(results[0] if len(results) == 1 else _joined(results), headers=headers)
 
 
-def _echoed(body: dict[str, Any], model: str) -> GenerationRequest:
+def _echoed(body: dict[str, Any]) -> GenerationRequest:
     """What a response repeats of its request: no message but its instructions."""
-    asked = GenerationRequest.parse({**body, "model": model})
+    asked = GenerationRequest.parse({"model": "x", **body})
     return asked.model_copy(update={"messages": (asked.messages or [])[:1]})
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from omlx_gateway.gateway import Gateway, cancel
 from omlx_producer import AsyncJobHandle, AsyncTokenStream, ChatChunks, TextChunks
 from omlx_producer.client.outcome import Outcome
-from omlx_producer.wire import CancelledEvent, DoneEvent, FailedEvent, JobEvent
+from omlx_producer.client.response_events import ResponseEvents
+from omlx_producer.wire import CancelledEvent, FailedEvent, GenerationRequest, JobEvent, TokensEvent
 
 # A comment, so that nobody between here and the client takes a waiting stream for a dead one.
 PING_SECONDS = 15.0
@@ -25,20 +26,28 @@ class JobStream:
         is_chat: chunks of chats, else of text completions.
         model: that the chunks name.
         options: arguments of the chunks.
+
+    Attributes:
+        echoed: what a response repeats of its request; None if this is no stream of one.
     """
 
     def __init__(self, is_chat: bool, model: str, options: dict[str, bool]) -> None:
         self.is_chat = is_chat
         self.model = model
         self.options = options
+        self.echoed: GenerationRequest | None = None
 
-    def chunks(self, job_id: str) -> ChatChunks | TextChunks:
+    def chunks(self, job_id: str) -> ChatChunks | TextChunks | ResponseEvents:
+        if self.echoed is not None:
+            return ResponseEvents(job_id, self.model, self.echoed)
         kind = ChatChunks if self.is_chat else TextChunks
         return kind(job_id, self.model, **self.options)
 
     @staticmethod
     def data(body: dict[str, Any], event_id: str = "") -> bytes:
         told = f"id: {event_id}\n" if event_id else ""
+        if kind := body.get("type"):
+            told += f"event: {kind}\n"
         return f"{told}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
 
 
@@ -52,7 +61,7 @@ async def event_stream(
     The job is cancelled if this ends before the job does, unless ``keep``.
 
     Raises:
-        JobFailed, JobCancelled: after what the job has produced.
+        JobFailed, JobCancelled: after what the job has produced. A response tells it as an event.
     """
     chunks, over = form.chunks(job.id), False
     stream = job.stream()
@@ -66,11 +75,13 @@ async def event_stream(
                     yield PING
             event = await waiting
             over = event.type != "tokens"
-            if isinstance(event, FailedEvent | CancelledEvent):
+            told = isinstance(chunks, ResponseEvents) and chunks.begun
+            if isinstance(event, FailedEvent | CancelledEvent) and not told:
                 Outcome.of_event(event).unwrap()
             for part in _parts(job.id, event, chunks.take(event), cursor):
                 yield part
-        yield END
+        if form.echoed is None:
+            yield END
     finally:
         if not (over or keep):
             gateway.begin(cancel(job))
@@ -90,7 +101,7 @@ def _parts(
 ) -> Iterator[bytes]:
     """The chunks of an event, if the client has not had them."""
     told = list(bodies)
-    if event.n <= cursor and not isinstance(event, DoneEvent):
+    if event.n <= cursor and isinstance(event, TokensEvent):
         return
     for number, body in enumerate(told, 1):
         yield JobStream.data(body, f"{job_id}:{event.n}" if number == len(told) else "")

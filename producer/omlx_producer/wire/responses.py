@@ -122,24 +122,35 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> dict[str, Any]:
     """The ``response`` of a request that `chat_fields` has made, from its chat completion."""
+    job_id, choice = completion["id"].removeprefix("chatcmpl-"), completion["choices"][0]
+    ending = ending_of(choice["finish_reason"])
+    return {
+        **new_response(request, job_id, completion["model"], completion["created"]),
+        **ending,
+        "output": _output(job_id, choice["message"], ending["status"]),
+        "usage": usage_of(completion["usage"]),
+    }
+
+
+def new_response(
+    request: GenerationRequest, job_id: str, model: str, created_at: int
+) -> dict[str, Any]:
+    """The ``response`` of a request that `chat_fields` has made, before there is any output."""
     sent = request.to_wire()
-    job_id = completion["id"].removeprefix("chatcmpl-")
-    choice, usage = completion["choices"][0], completion["usage"]
-    cut = _CUTS.get(choice["finish_reason"])
     echo = sent.get("responses", {})
     choice_of_tool = sent.get("tool_choice", "auto")
     return {
         "id": f"resp_{job_id}",
         "object": "response",
-        "created_at": completion["created"],
-        "status": "incomplete" if cut else "completed",
+        "created_at": created_at,
+        "status": "in_progress",
         "error": None,
-        "incomplete_details": {"reason": cut} if cut else None,
+        "incomplete_details": None,
         "instructions": sent["messages"][0]["content"] if echo.get("instructions") else None,
         "max_output_tokens": request.max_completion_tokens,
         "metadata": echo.get("metadata", {}),
-        "model": completion["model"],
-        "output": _output(job_id, choice["message"], "incomplete" if cut else "completed"),
+        "model": model,
+        "output": [],
         "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": None,
         "reasoning": {"effort": request.reasoning_effort, "summary": None},
@@ -152,16 +163,26 @@ def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> di
         ],
         "top_p": request.top_p,
         "truncation": "disabled",
-        "usage": {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": usage.get(
-                "completion_tokens_details", {"reasoning_tokens": 0}
-            ),
-            "total_tokens": usage["total_tokens"],
-            "speculation": usage["speculation"],
-        },
+        "usage": None,
+    }
+
+
+def ending_of(finish_reason: str) -> dict[str, Any]:
+    """How a response has ended: its ``status``, and what is missing."""
+    cut = _CUTS.get(finish_reason)
+    details = {"reason": cut} if cut else None
+    return {"status": "incomplete" if cut else "completed", "incomplete_details": details}
+
+
+def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """The usage of a response, from that of its chat completion."""
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
+        "total_tokens": usage["total_tokens"],
+        "speculation": usage["speculation"],
     }
 
 
@@ -306,34 +327,31 @@ def _output(job_id: str, message: Mapping[str, Any], status: str) -> list[dict[s
     items = list[dict[str, Any]]()
     calls = message.get("tool_calls") or ()
     if thought := message.get("reasoning_content"):
-        part = {"type": "reasoning_text", "text": thought}
-        items.append({"type": "reasoning", "id": f"rs_{job_id}", "summary": [], "content": [part]})
+        items.append(text_item(job_id, "reasoning", thought, status))
     if message["content"] or not (items or calls):
-        text: dict[str, Any] = {
-            "type": "output_text",
-            "text": message["content"] or "",
-            "annotations": [],
-        }
-        items.append(
-            {
-                "type": "message",
-                "id": f"msg_{job_id}",
-                "role": "assistant",
-                "status": status,
-                "content": [text],
-            }
-        )
-    for index, call in enumerate(calls):
-        items.append(
-            {
-                "type": "function_call",
-                "id": f"fc_{job_id}_{index}",
-                "call_id": call["id"],
-                **call["function"],
-                "status": "completed",
-            }
-        )
-    return items
+        items.append(text_item(job_id, "message", message["content"] or "", status))
+    return items + [call_item(job_id, index, call) for index, call in enumerate(calls)]
+
+
+def text_item(job_id: str, kind: str, text: str, status: str) -> dict[str, Any]:
+    """An item of an output: a thought if ``kind`` is ``reasoning``, else a message."""
+    if kind == "reasoning":
+        part: dict[str, Any] = {"type": "reasoning_text", "text": text}
+        return {"type": "reasoning", "id": f"rs_{job_id}", "summary": [], "content": [part]}
+    part = {"type": "output_text", "text": text, "annotations": []}
+    item = {"type": "message", "id": f"msg_{job_id}", "role": "assistant", "status": status}
+    return {**item, "content": [part]}
+
+
+def call_item(job_id: str, index: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    """An item of an output: a call of a function."""
+    return {
+        "type": "function_call",
+        "id": f"fc_{job_id}_{index}",
+        "call_id": call["id"],
+        **call["function"],
+        "status": "completed",
+    }
 
 
 def _own_name(field: str, places: list[str]) -> str:

@@ -54,7 +54,7 @@ FIELDS: dict[str, tuple[str, Any, Any]] = {
     "safety_identifier": ("ignored", "x", None),
     "service_tier": ("ignored", "flex", None),
     "store": ("ignored", True, None),
-    "stream": ("refused", True, None),
+    "stream": ("stream", True, True),
     "stream_options": ("ignored", {"include_obfuscation": True}, None),
     "temperature": ("temperature", 0.5, 0.5),
     "text": ("response_format", {"format": {"type": "json_object"}}, {"type": "json_object"}),
@@ -96,7 +96,7 @@ def test_the_walk_knows_every_parameter_of_a_response() -> None:
     assert set(FIELDS) == {name for kind in both for name in typing.get_type_hints(kind)}
 
 
-@pytest.mark.parametrize("field", sorted(FIELDS.keys() - {"stream"}))
+@pytest.mark.parametrize("field", sorted(FIELDS))
 def test_every_field_of_a_response_reaches_the_chat_changes_nothing_or_is_refused_by_name(
     field: str,
 ) -> None:
@@ -225,12 +225,68 @@ def test_a_response_comes_over_http(client: OpenAI, gateway: str, connection: Re
 
 
 @pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize("fields", [{"stream": True}, {"top_logprobs": 2}, {"prompt": {"id": "p"}}])
+@pytest.mark.parametrize("fields", [{"top_logprobs": 2}, {"prompt": {"id": "p"}}])
 def test_a_field_that_is_not_served_is_refused_by_name_over_http(
     gateway: str, fields: dict[str, Any]
 ) -> None:
     answer = httpx2.post(f"{gateway}{URL}", json={**PLAIN, **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, *fields)
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(("seed", "status"), [(1, "incomplete"), (0, "completed")])
+def test_a_response_streams_to_what_it_is_whole(client: OpenAI, seed: int, status: str) -> None:
+    asked: dict[str, Any] = {"model": ALIAS, "input": "a", "metadata": {"a": "b"}}
+    asked |= {"max_output_tokens": 4 if seed else 210, "extra_body": {"seed": seed}}
+    whole = client.responses.create(**asked)
+    *events, last = client.responses.create(**asked, stream=True)
+    text = "".join(each.delta for each in events if each.type == "response.output_text.delta")
+    assert text == whole.output_text
+    assert last.type == f"response.{status}"
+    told, same = last.response.to_dict(), whole.to_dict()
+    for response in (told, same):
+        for each in (response, *response["output"]):
+            del each["id"]
+        del response["created_at"]
+    assert told == same
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_stream_of_a_response_calls_functions(client: OpenAI) -> None:
+    tool: Any = TOOL
+    with client.responses.stream(
+        model=ALIAS, input="a", tools=[tool], max_output_tokens=210, extra_body={"seed": 0}
+    ) as stream:
+        deltas = [
+            each.delta for each in stream if each.type == "response.function_call_arguments.delta"
+        ]
+        final = stream.get_final_response()
+    calls: list[Any] = [item for item in final.output if item.type == "function_call"]
+    assert {call.name for call in calls} == {"f"}
+    assert [call.arguments for call in calls] == deltas
+    assert final.output[0].type == "reasoning"
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_stream_of_a_response_goes_on_after_the_last_event_that_came(gateway: str) -> None:
+    body = {**PLAIN, "stream": True, "max_output_tokens": 40, "seed": 4}
+
+    def read(headers: dict[str, str]) -> tuple[list[str], list[int]]:
+        ids, numbers = list[str](), list[int]()
+        with httpx2.stream("POST", f"{gateway}{URL}", json=body, headers=headers) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    ids.append(line[4:])
+                if line.startswith("data: "):
+                    numbers.append(json.loads(line[6:])["sequence_number"])
+                    if ids[5:] and not headers.get("Last-Event-ID"):
+                        break
+        return ids, numbers
+
+    ids, begun = read({"X-Omlx-Detach": "true"})
+    _, rest = read({"Last-Event-ID": ids[-1]})
+    assert begun + rest == list(range(len(begun + rest)))
 
 
 def rows() -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ FIGURES = ("queue", "wip", "finished", "failed")
 # What stays: RQ's lists of queues and workers, registries, the models, lists of files.
 PERMANENT = re.compile(
     r"rq:queues|rq:workers(:.*)?|rq:(finished|failed|canceled):.*|omlx:models|chaos:.*"
-    r"|omlx:http:files|omlx:http:batches|omlx:expiring"
+    r"|omlx:http:(files|batches|waiting:.*)|omlx:expiring"
 )
 
 

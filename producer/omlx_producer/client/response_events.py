@@ -1,0 +1,125 @@
+"""A job's events as those of OpenAI's streamed responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from omlx_producer.client.chunks import ChatChunks
+from omlx_producer.wire import CancelledEvent, DoneEvent, FailedEvent, GenerationRequest, JobEvent
+from omlx_producer.wire.responses import (
+    call_item,
+    ending_of,
+    new_response,
+    text_item,
+    usage_of,
+)
+
+# The first part of the names of a text's events, by the type of its item.
+_TEXTS = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
+
+
+class ResponseEvents:
+    """Makes the events of a streamed response of one job's events, from its first event on.
+
+    Each thought and each text is an item of the output and comes as it is written. Calls of
+    functions come whole, with the end of the job. A failure is an event if others came before it.
+
+    Args:
+        model: the alias that the response names.
+        request: that `chat_fields` has made.
+    """
+
+    def __init__(self, job_id: str, model: str, request: GenerationRequest) -> None:
+        self._job_id = job_id
+        self._chunks = ChatChunks(job_id, model)
+        self._response = new_response(request, job_id, model, int(time.time()))
+        self._items = list[dict[str, Any]]()
+        self._told = 0
+        self._writes = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether there were events, so that a failure is one, too."""
+        return self._told > 0
+
+    def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
+        """The events of the response that one event of its job adds."""
+        if isinstance(event, FailedEvent | CancelledEvent):
+            if self.begun:
+                error = {"code": "server_error", "message": event.error}
+                yield self._end("failed", error=error)
+            return
+        if not self.begun:
+            yield self._event("response.created", response=self._response)
+            yield self._event("response.in_progress", response=self._response)
+        for chunk in self._chunks.take(event):
+            for choice in chunk["choices"]:
+                yield from self._write("reasoning", choice["delta"].get("reasoning_content"))
+                yield from self._write("message", choice["delta"].get("content"))
+        if isinstance(event, DoneEvent):
+            ending = ending_of(event.finish_reasons[0])
+            calls = event.tool_calls[0] if event.tool_calls else []
+            if not (self._items or calls):
+                yield from self._begin_text("message")
+            yield from self._end_text(ending["status"])
+            for index, call in enumerate(calls):
+                yield from self._call(call_item(self._job_id, index, call.model_dump()))
+            yield self._end(**ending, usage=usage_of(event.usage.model_dump()))
+
+    def _write(self, kind: str, text: str | None) -> Iterator[dict[str, Any]]:
+        """Add to the text that is written, or begin another one."""
+        if not text:
+            return
+        if not (self._writes and self._items[-1]["type"] == kind):
+            yield from self._end_text("completed")
+            yield from self._begin_text(kind)
+        self._items[-1]["content"][0]["text"] += text
+        yield self._of_part(f"{_TEXTS[kind]}.delta", delta=text)
+
+    def _begin_text(self, kind: str) -> Iterator[dict[str, Any]]:
+        self._writes = True
+        item = text_item(self._job_id, kind, "", "in_progress")
+        if again := sum(each["type"] == kind for each in self._items):
+            item["id"] += f"_{again}"
+        self._items.append(item)
+        yield self._of_item("response.output_item.added", item={**item, "content": []})
+        yield self._of_part("response.content_part.added", part={**item["content"][0]})
+
+    def _end_text(self, status: str) -> Iterator[dict[str, Any]]:
+        if not self._writes:
+            return
+        self._writes = False
+        item = self._items[-1]
+        part = item["content"][0]
+        if "status" in item:
+            item["status"] = status
+        yield self._of_part(f"{_TEXTS[item['type']]}.done", text=part["text"])
+        yield self._of_part("response.content_part.done", part=part)
+        yield self._of_item("response.output_item.done", item=item)
+
+    def _call(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._items.append(item)
+        empty = {**item, "arguments": "", "status": "in_progress"}
+        yield self._of_item("response.output_item.added", item=empty)
+        name, told = "response.function_call_arguments", item["arguments"]
+        yield self._of_item(f"{name}.delta", item_id=item["id"], delta=told)
+        yield self._of_item(f"{name}.done", item_id=item["id"], name=item["name"], arguments=told)
+        yield self._of_item("response.output_item.done", item=item)
+
+    def _end(self, status: str, **fields: Any) -> dict[str, Any]:
+        response = {**self._response, "status": status, "output": self._items, **fields}
+        return self._event(f"response.{status}", response=response)
+
+    def _of_part(self, kind: str, **fields: Any) -> dict[str, Any]:
+        if kind.startswith("response.output_text"):
+            fields["logprobs"] = []
+        return self._of_item(kind, item_id=self._items[-1]["id"], content_index=0, **fields)
+
+    def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return self._event(kind, output_index=len(self._items) - 1, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._told += 1
+        return {"type": kind, "sequence_number": self._told - 1, **fields}
