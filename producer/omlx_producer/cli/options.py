@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
+from pydantic.fields import FieldInfo
 
 from omlx_producer.cli.common import option
-from omlx_producer.wire import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS, LOOPS, NamedSchema
+from omlx_producer.wire import LOOPS, GenerationRequest, NamedSchema
+from omlx_producer.wire.remedy import kinds_of, remedy_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -21,25 +23,14 @@ _CONSTRAINTS = ("regex", "choice")
 
 # In the title, because only the worker knows the other defaults.
 _sampling = partial(option, section="Sampling (defaults: the model's, else OpenAI's)")
-_DEFAULTS = {
-    "max_completion_tokens": f"{DEFAULT_CHAT_TOKENS}, with --raw {DEFAULT_MAX_TOKENS}",
-    "n": "1",
+_SHORTER = {
+    "max_completion_tokens": "--max-tokens",
+    "thinking_token_budget": "--thinking-budget",
+    "n": "-n",
 }
-
-_NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
-    (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),
-    (("--thinking-token-budget", "--thinking-budget"), int, "Think for this many tokens at most."),
-    (("--temperature",), float, "0 takes the most likely token; up to 2."),
-    (("--top-p",), float, "Keep the likeliest tokens up to this total probability."),
-    (("--top-k",), int, "Keep this many of the likeliest tokens; 0 keeps all."),
-    (("--min-p",), float, "Keep tokens this likely relative to the likeliest."),
-    (("--repetition-penalty",), float, "Above 1 makes repeated tokens less likely."),
-    (("--presence-penalty",), float, "Subtracted from the logits of repeated tokens."),
-    (("--frequency-penalty",), float, "Subtracted once per occurrence of the token."),
-    (("--seed",), int, "The same seed gives the same text."),
-    (("-n", "--n"), int, "Generate this many choices."),
-    (("--draft-depth",), int, "Draft at most this many tokens per step; up to 8."),
-    (("--top-logprobs",), int, "Report this many alternatives; needs --logprobs."),
+# Those of scores are in no text. The others have options of their own.
+_LEFT_OUT = frozenset(
+    {"prompt_logprobs", "echo", "parallel_tool_calls", "model", "prompt", "stream"}
 )
 
 
@@ -56,9 +47,29 @@ def _biases(
     return biases or None
 
 
-def _number(names: tuple[str, ...], kind: type, text: str) -> Callable[[_Command], _Command]:
-    field = names[0].strip("-").replace("-", "_")
-    return _sampling(*names, field, type=kind, help=text, show_default=_DEFAULTS.get(field, False))
+def _field_option(name: str, field: FieldInfo) -> Callable[[_Command], _Command] | None:
+    """The option of a field; None of one that has more than texts and numbers."""
+    flag, told = f"--{name.replace('_', '-')}", field.description
+    kinds = [get_origin(kind) or kind for kind in kinds_of(field)]
+    if bool in kinds:
+        both = f"{flag}/--no-{flag[2:]}" if field.default else flag
+        return _sampling(both, name, is_flag=True, default=None, help=told)
+    if kinds == [str, list]:
+        return _sampling(flag, multiple=True, callback=texts, help=f"{told} Repeatable.")
+    if name == "logit_bias":
+        return _sampling(
+            flag, multiple=True, callback=_biases, metavar="ID=VALUE", help=f"{told} Repeatable."
+        )
+    if kinds == [Literal]:
+        choice = click.Choice(get_args(kinds_of(field)[0]))
+        return _sampling(flag, type=choice, help=told)
+    if kinds in ([int], [float], [str]):
+        names = [flag, *filter(None, [_SHORTER.get(name)])]
+        if kinds != [str]:
+            told = f"{told}  [{remedy_of(field)}]"
+        default = field.default is not None and str(field.default)
+        return _sampling(*names, name, type=kinds[0], help=told, show_default=default)
+    return None
 
 
 def _document(path: Path) -> Any:
@@ -167,35 +178,21 @@ def model_option(help: str) -> Callable[[_Command], _Command]:
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field of sampling, and those of the answer's form."""
-    options = [_number(names, kind, text) for names, kind, text in _NUMBERS]
-    options += [
-        _sampling("--stop", multiple=True, callback=texts, help="Text to stop at; repeatable."),
-        _sampling(
-            "--logit-bias",
-            multiple=True,
-            callback=_biases,
-            metavar="ID=VALUE",
-            help="Add to a token's logit; repeatable.",
-        ),
-        _sampling("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
-        _sampling("--draft/--no-draft", default=None, help="Draft tokens if the model can."),
-        _sampling("--cache/--no-cache", default=None, help="Reuse what was read of like prompts."),
-        _sampling("--cache-salt", metavar="TEXT", help="Reuse it within this TEXT alone."),
-        _sampling(
-            "--completion-window",
-            metavar="TIME",
-            help="Fail if not finished in this time, as in 24h or 90m.",
-        ),
+    """Add an option for each field that one can hold, and those of the answer's form."""
+    options = [
+        made
+        for name, field in GenerationRequest.model_fields.items()
+        if name not in _LEFT_OUT and (made := _field_option(name, field))
+    ]
+    options.append(
         _sampling(
             "--end-loops/--no-end-loops",
             "repetition_detection",
             default=None,
             callback=_loops,
-            help="End texts that loop 32 times and for 1,024 tokens.",
-        ),
-        _sampling("--ignore-eos", is_flag=True, default=None, help="Continue after the end token."),
-    ]
+            help=f"End texts that loop {LOOPS.min_count} times and for {LOOPS.min_tokens} tokens.",
+        )
+    )
     for decorate in reversed([*options, *form_options()]):
         command = decorate(command)
     return command

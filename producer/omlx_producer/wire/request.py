@@ -114,8 +114,8 @@ class GenerationRequest(RequestPart):
             default=None,
             ge=0,
             lt=2**31,
-            description="Generate at most this many tokens; by default "
-            f"{DEFAULT_CHAT_TOKENS}, or {DEFAULT_MAX_TOKENS} after a bare prompt.",
+            description=f"Tokens at most; else {DEFAULT_CHAT_TOKENS}, of a bare prompt "
+            f"{DEFAULT_MAX_TOKENS}.",
         )
     )
     thinking_token_budget: Annotated[
