@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from omlx_producer.client.chunks import ChatChunks, TextChunks
     from omlx_producer.client.fields import RequestFields
     from omlx_producer.client.outcome import JobState
-    from omlx_producer.client.stream import AsyncTokenStream, TokenStream
+    from omlx_producer.client.reader import AsyncTokenStream
+    from omlx_producer.client.stream import TokenStream
     from omlx_producer.errors import (
         InvalidRequest,
         JobCancelled,
@@ -105,6 +106,7 @@ _HOMES = (
     "client.chunks",
     "client.outcome",
     "client.stream",
+    "client.reader",
     "producer",
     "async_producer",
     "bulk.batch",

@@ -11,9 +11,8 @@ from omlx_producer.client.cancel import CancelOutcome
 from omlx_producer.client.fields import SubmitArguments, SubmitManyArguments
 from omlx_producer.client.models import Fields
 from omlx_producer.client.outcome import JobState
-from omlx_producer.client.reader import end_reading
-from omlx_producer.client.result import wait_for_end_async
-from omlx_producer.client.stream import RECONNECT_SECONDS, AsyncTokenStream, FirstText
+from omlx_producer.client.reader import AsyncTokenStream, end_reading, wait_for_end_async
+from omlx_producer.client.stream import RECONNECT_SECONDS, FirstText
 from omlx_producer.connection import connect_async, redis_url
 from omlx_producer.producer import JobHandle, Producer
 from omlx_producer.wire import Completion, ModelInfo

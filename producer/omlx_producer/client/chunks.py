@@ -8,7 +8,7 @@ from typing import Any
 
 from omlx_producer.wire import DoneEvent, JobEvent, TokenLogprob, TokensEvent
 from omlx_producer.wire.events import ChoiceDelta, TextLogprobs
-from omlx_producer.wire.markup import Markup, Part, Reply, Span, Splitter, read
+from omlx_producer.wire.markup import Markup, Part, Span, StreamedReply, read
 
 Range = tuple[int, int]
 
@@ -56,7 +56,7 @@ class ChatChunks:
         if include_usage:
             self._head["usage"] = None
         self._markup = Markup()
-        self._choices: dict[int, ChoiceText] = {}
+        self._choices: dict[int, _Choice] = {}
 
     def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
         """The chunks that one event adds; one choice each, but for the usage."""
@@ -83,7 +83,7 @@ class ChatChunks:
 
     def _begun(self, index: int) -> Iterator[dict[str, Any]]:
         if index not in self._choices:
-            self._choices[index] = ChoiceText(self._markup)
+            self._choices[index] = _Choice(self._markup)
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def _of_text(
@@ -174,7 +174,7 @@ class TextChunks:
         return {**self._head, "choices": [choice]}
 
 
-class ChoiceText:
+class _Choice:
     """One choice's text. What follows a call is held back until the call is known to be one.
 
     Attributes:
@@ -184,8 +184,7 @@ class ChoiceText:
     def __init__(self, markup: Markup) -> None:
         self.logprobs: list[dict[str, Any]] = []
         self._markup = markup
-        self._splitter = Splitter(markup)
-        self._told = Reply()
+        self._reply = StreamedReply(markup)
         self._pieces: list[str] = []
         self._marks: list[int] = []
         self._length = 0
@@ -200,10 +199,9 @@ class ChoiceText:
         ranges = delta.drafted or ()
         self._drafted += [(self._length + start, self._length + end) for start, end in ranges]
         self._length += len(delta.text)
-        for span in self._splitter.feed(delta.text, marks):
-            if span.part == "call" or not self._told.calls:
-                added = self._told.add(span)
-                yield span.part, added, self._drafted_in(span, len(added) - len(span.text))
+        for span, added in self._reply.feed(delta.text, marks):
+            before = len(added) - len(span.text)
+            yield span.part, added, self._drafted_in(span, before) if self._drafted else []
 
     def _drafted_in(self, span: Span, before: int) -> list[Range]:
         """The drafted ranges of a span, as places in what is sent.
@@ -219,5 +217,6 @@ class ChoiceText:
 
     def end(self, *, calls: bool) -> Iterator[tuple[Part, str, list[Range]]]:
         whole = read("".join(self._pieces), self._markup, self._marks, calls=calls)
-        yield "reasoning", whole.reasoning[len(self._told.reasoning) :], []
-        yield "content", whole.content[len(self._told.content) :], []
+        sent = self._reply.so_far
+        yield "reasoning", whole.reasoning[len(sent.reasoning) :], []
+        yield "content", whole.content[len(sent.content) :], []

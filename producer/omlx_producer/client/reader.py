@@ -1,4 +1,9 @@
-"""One blocking XREAD for all consumers of an asyncio client, on one connection."""
+"""Streams and waits of asyncio clients: one blocking XREAD serves all of a client's.
+
+A stream follows the events of its job. A wait follows the ends of its submitter's group: the script
+that ends a job adds an entry. Other tools end jobs without one, so both look at their jobs when
+they begin, after a lost connection, and after a silence.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +11,150 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, Self
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from rq.job import Job
 
-from omlx_producer.connection import block_seconds
+from omlx_producer.client.outcome import (
+    Outcome,
+    ask_result,
+    find_outcome,
+    require_job_id,
+    results_key,
+    timed_out,
+)
+from omlx_producer.client.stream import PAGE, REQUEUED_SECONDS, Entry, Follower, entries_by_key
+from omlx_producer.connection import block_seconds, connect_async, require_client
 from omlx_producer.errors import OmlxQueueError
+from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
+from omlx_producer.wire import GROUP_FIELD, JobEvent, ended_key
 
-PAGE = 500
 # Connections on which consumers ask for their jobs, all together.
 _ASKING = 8
 _WAKE_SECONDS = 60
 _PAUSE_SECONDS = 0.02
 
-Entry = tuple[bytes, dict[bytes, bytes]]
+# Between looks of a wait, which the stream of its group tells of the end.
+LOOK_SECONDS = 15.0
+# A wait looks at its job once, however short its timeout is, unless the server hangs.
+FIRST_LOOK_SECONDS = 1.0
+
 EntryId = tuple[int, int]
 
 
-def entry_id(told: bytes) -> EntryId:
-    """The id of an entry as numbers, which compare as Redis's ids do."""
-    first, _, second = told.partition(b"-")
-    return int(first), int(second)
+class AsyncTokenStream:
+    """The form of `TokenStream` for ``async for``.
+
+    >>> async def count(url: str, job_id: str) -> int:
+    ...     async with AsyncTokenStream(url, job_id) as stream:
+    ...         return len([event async for event in stream])
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> asyncio.run(count(redis_url, job.id)) == len(list(job.stream()))
+    True
+    """
+
+    def __init__(
+        self,
+        connection: redis.asyncio.Redis | str,
+        job_id: str,
+        cursor: int = 0,
+        *,
+        reconnect_for: float = RECONNECT_SECONDS,
+    ) -> None:
+        self._connection = connect_async(connection) if isinstance(connection, str) else connection
+        self._owned = isinstance(connection, str)
+        require_client(self._connection, redis.asyncio.Redis)
+        self.cursor = cursor
+        # A generator with a reference to this object would keep it and its reader alive.
+        follower = Follower(job_id, cursor, reconnect_for)
+        self._events = _follow_async(self._connection, follower)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> JobEvent:
+        event = await anext(self._events)
+        self.cursor = event.n
+        return event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop following the job. Close the client if it was made from a URL."""
+        await self._events.aclose()
+        if self._owned:
+            await self._connection.aclose()
 
 
-def entries_by_key(reply: Any) -> Sequence[tuple[bytes, list[Entry]]]:
-    """The reply to XREAD, whose form depends on the version of the protocol."""
-    if isinstance(reply, dict):
-        return [(key, entries) for key, (entries,) in reply.items()]
-    return reply or ()
+async def _follow_async(
+    connection: redis.asyncio.Redis, follower: Follower
+) -> AsyncGenerator[JobEvent]:
+    silence = block_seconds(connection)
+    async with AsyncReader.inbox(connection, follower.key) as inbox:
+        while not follower.over:
+            try:
+                if follower.looks:
+                    reply = await follower.ask(inbox.connection.pipeline()).execute()
+                    found = follower.looked(*reply)
+                else:
+                    reply = await inbox.read(follower.key, follower.after, silence)
+                    found = follower.heard(reply)
+            except RedisError as error:
+                await asyncio.sleep(follower.failed(error))
+                continue
+            for event in found:
+                yield event
+            if follower.early:
+                await asyncio.sleep(REQUEUED_SECONDS)
+
+
+async def wait_for_end_async(
+    connection: redis.asyncio.Redis, job_id: str, timeout: float | None
+) -> Outcome:
+    """The form of `wait_for_end` for an event loop."""
+    require_job_id(job_id)
+    outage, now = Reconnection(), asyncio.get_running_loop().time()
+    deadline = None if timeout is None else now + timeout
+    look_by = None if deadline is None else max(deadline, now + FIRST_LOOK_SECONDS)
+    try:
+        async with (
+            asyncio.timeout_at(look_by) as limit,
+            AsyncReader.inbox(connection, job_id, results_key(job_id)) as inbox,
+        ):
+            while True:
+                try:
+                    pipe = ask_result(inbox.connection.pipeline(), job_id)
+                    pipe.hget(Job.key_for(job_id), GROUP_FIELD).time()
+                    status, entries, group, (seconds, micros) = await pipe.execute()
+                    outage.answered()
+                    if outcome := find_outcome(job_id, status, entries):
+                        return outcome
+                    limit.reschedule(deadline)
+                    named = group.decode(errors="replace") if group else ""
+                    key = ended_key(named) if named else results_key(job_id)
+                    since = 1000 * seconds + micros // 1000 - 1
+                    await inbox.read(key, f"{since}-0", LOOK_SECONDS)
+                except RedisError as error:
+                    limit.reschedule(deadline)
+                    await asyncio.sleep(outage.failed(error))
+    except TimeoutError:
+        raise timed_out(job_id, timeout) from None
+
+
+def end_reading(connection: redis.asyncio.Redis) -> None:
+    """End the streams and waits of a client that is closed, with an error."""
+    error = OmlxQueueError("the producer was closed while a job was waited for")
+    for reader in [each for each in _READERS.values() if each.client is connection]:
+        reader.fail(error)
 
 
 class Inbox:
@@ -69,16 +186,15 @@ class Inbox:
         self._error = error
         self._came.set()
 
-    async def read(self, key: str, after: EntryId, seconds: float) -> list[Entry]:
-        """New entries of a stream; none after a silence, or if more came than were read.
-
-        Entries up to ``after`` may come again.
+    async def read(self, key: str, after: str, seconds: float) -> list[Entry]:
+        """The entries of a stream after an id; none after a silence, or if too many have come.
 
         Raises:
             Exception: why reading has ended. The next call begins it again.
         """
         self.key = key.encode()
-        await self._reader.follow(self, after)
+        last = _numbers(after)
+        await self._reader.follow(self, last)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._came.wait()
@@ -89,7 +205,7 @@ class Inbox:
         if error is not None:
             # Of many consumers; each raises it anew.
             raise error.with_traceback(None)
-        return entries
+        return [each for each in entries if _numbers(each[0].decode()) > last]
 
 
 class AsyncReader:
@@ -175,7 +291,7 @@ class AsyncReader:
 
     def _hand_out(self, key: bytes, entries: list[Entry]) -> None:
         if key in self._after:
-            self._after[key] = entry_id(entries[-1][0])
+            self._after[key] = _numbers(entries[-1][0].decode())
         for entry in entries:
             for inbox in self._inboxes.get(entry[1].get(b"job", key), ()):
                 inbox.put(entry)
@@ -203,8 +319,7 @@ class AsyncReader:
 _READERS: dict[tuple[int, int], AsyncReader] = {}
 
 
-def end_reading(connection: redis.asyncio.Redis) -> None:
-    """End the streams and waits of a client that is closed, with an error."""
-    error = OmlxQueueError("the producer was closed while a job was waited for")
-    for reader in [each for each in _READERS.values() if each.client is connection]:
-        reader.fail(error)
+def _numbers(entry_id: str) -> EntryId:
+    """An id as numbers, which compare as Redis's ids do."""
+    first, _, second = entry_id.partition("-")
+    return int(first), int(second)

@@ -11,19 +11,15 @@ other events.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Self
 
 import redis
-import redis.asyncio
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from omlx_producer.client.chunks import ChoiceText
 from omlx_producer.client.outcome import (
     ENDINGS,
     WAITING,
@@ -33,21 +29,15 @@ from omlx_producer.client.outcome import (
     require_job_id,
     unknown_job,
 )
-from omlx_producer.client.reader import PAGE, AsyncReader, Entry, EntryId, entries_by_key, entry_id
-from omlx_producer.connection import block_seconds, connect, connect_async, require_client
+from omlx_producer.connection import block_seconds, connect, require_client
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
 from omlx_producer.outage import Reconnection
 from omlx_producer.wire import Completion, Markup, events_key
-from omlx_producer.wire.events import (
-    ChoiceDelta,
-    DoneEvent,
-    JobEvent,
-    TokensEvent,
-    parse_event,
-    token_digest,
-)
+from omlx_producer.wire.events import DoneEvent, JobEvent, Place, TokensEvent, parse_event
+from omlx_producer.wire.markup import StreamedReply
 
+PAGE = 500
 _MOST_TOKENS = 2**63 - 1
 """A stream's ids, which count tokens, are numbers of 64 bits."""
 
@@ -115,52 +105,14 @@ class TokenStream:
             self._connection.close()
 
 
-class AsyncTokenStream:
-    """The form of `TokenStream` for ``async for``.
+Entry = tuple[bytes, dict[bytes, bytes]]
 
-    >>> async def count(url: str, job_id: str) -> int:
-    ...     async with AsyncTokenStream(url, job_id) as stream:
-    ...         return len([event async for event in stream])
-    >>> job = producer.submit(prompt="def f(x):")
-    >>> asyncio.run(count(redis_url, job.id)) == len(list(job.stream()))
-    True
-    """
 
-    def __init__(
-        self,
-        connection: redis.asyncio.Redis | str,
-        job_id: str,
-        cursor: int = 0,
-        *,
-        reconnect_for: float = RECONNECT_SECONDS,
-    ) -> None:
-        self._connection = connect_async(connection) if isinstance(connection, str) else connection
-        self._owned = isinstance(connection, str)
-        require_client(self._connection, redis.asyncio.Redis)
-        self.cursor = cursor
-        # A generator with a reference to this object would keep it and its reader alive.
-        follower = Follower(job_id, cursor, reconnect_for)
-        self._events = _follow_async(self._connection, follower)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> JobEvent:
-        event = await anext(self._events)
-        self.cursor = event.n
-        return event
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Stop following the job. Close the client if it was made from a URL."""
-        await self._events.aclose()
-        if self._owned:
-            await self._connection.aclose()
+def entries_by_key(reply: Any) -> Sequence[tuple[bytes, list[Entry]]]:
+    """The reply to XREAD, whose form depends on the version of the protocol."""
+    if isinstance(reply, dict):
+        return [(key, entries) for key, (entries,) in reply.items()]
+    return reply or ()
 
 
 def _follow(connection: redis.Redis, follower: Follower) -> Generator[JobEvent]:
@@ -170,7 +122,7 @@ def _follow(connection: redis.Redis, follower: Follower) -> Generator[JobEvent]:
             if follower.looks:
                 found = follower.looked(*follower.ask(connection.pipeline()).execute())
             else:
-                reply = connection.xread({follower.key: follower.position}, PAGE, block)
+                reply = connection.xread({follower.key: follower.after}, PAGE, block)
                 found = follower.heard([each for _, page in entries_by_key(reply) for each in page])
         except RedisError as error:
             time.sleep(follower.failed(error))
@@ -178,28 +130,6 @@ def _follow(connection: redis.Redis, follower: Follower) -> Generator[JobEvent]:
         yield from found
         if follower.early:
             time.sleep(REQUEUED_SECONDS)
-
-
-async def _follow_async(
-    connection: redis.asyncio.Redis, follower: Follower
-) -> AsyncGenerator[JobEvent]:
-    silence = block_seconds(connection)
-    async with AsyncReader.inbox(connection, follower.key) as inbox:
-        while not follower.over:
-            try:
-                if follower.looks:
-                    reply = await follower.ask(inbox.connection.pipeline()).execute()
-                    found = follower.looked(*reply)
-                else:
-                    reply = await inbox.read(follower.key, follower.after, silence)
-                    found = follower.heard(reply)
-            except RedisError as error:
-                await asyncio.sleep(follower.failed(error))
-                continue
-            for event in found:
-                yield event
-            if follower.early:
-                await asyncio.sleep(REQUEUED_SECONDS)
 
 
 class Follower:
@@ -219,22 +149,17 @@ class Follower:
         self._outage = Reconnection(patience)
         self.job_id = job_id
         self.key = events_key(job_id)
-        self.after: EntryId = (cursor, 0)
+        self.after = f"{cursor}-0"
         self.looks, self.early = True, False
 
     @property
     def over(self) -> bool:
         return self._delivered.over
 
-    @property
-    def position(self) -> str:
-        """``after`` as Redis writes it."""
-        return "{}-{}".format(*self.after)
-
     def ask(self, pipe: Any) -> Any:
         """Queue the commands of a look."""
         ask_result(pipe, self.job_id)
-        pipe.xrange(self.key, min=f"({self.position}", count=PAGE)
+        pipe.xrange(self.key, min=f"({self.after}", count=PAGE)
         pipe.xrevrange(self.key, count=1)
         return pipe
 
@@ -252,14 +177,14 @@ class Follower:
             MalformedResult: see `read_outcome`.
         """
         self._outage.answered()
-        ended = bool(last) and entry_id(last[0][0])[1] > 0
+        ended = bool(last) and not last[0][0].endswith(b"-0")
         ending = ENDINGS.get(status.decode()) if status else None
         self.early = ended and status in WAITING
         if self.early:
             return
         self.looks = len(entries) == PAGE or bool(entries and (ending or status is None))
         if entries:
-            yield from self._take(self._fresh(entries))
+            yield from self._take(self._read(entries))
         elif ended:
             # The stream is shorter than what was had.
             yield from self._take([last[0][1].get(b"event", b"")])
@@ -271,21 +196,18 @@ class Follower:
 
     def heard(self, entries: Sequence[Entry]) -> Iterator[JobEvent]:
         """The events that new entries of the stream add; none is a silence."""
-        self._outage.answered()
         self.looks = not entries
-        return self._take(self._fresh(entries))
+        return self._take(self._read(entries))
 
     def failed(self, error: RedisError) -> float:
         """Note a lost connection. Returns the seconds to wait; see `Reconnection.failed`."""
         self.looks = True
         return self._outage.failed(error)
 
-    def _fresh(self, entries: Sequence[Entry]) -> Iterator[bytes]:
-        """The payloads of entries after the last one read."""
-        for told, fields in entries:
-            if (found := entry_id(told)) > self.after:
-                self.after = found
-                yield fields.get(b"event", b"")
+    def _read(self, entries: Sequence[Entry]) -> Iterator[bytes]:
+        for entry_id, fields in entries:
+            self.after = entry_id.decode()
+            yield fields.get(b"event", b"")
 
     def _take(self, items: Iterable[bytes | Outcome]) -> Iterator[JobEvent]:
         try:
@@ -293,26 +215,26 @@ class Follower:
                 if (event := self._delivered.take(item)) is not None:
                     yield event
         except _Gap:
-            self.after, self.looks = (self._delivered.base, 0), True
+            self.after, self.looks = f"{self._delivered.base}-0", True
 
 
 class FirstText:
     """The text of one job's first choice, in pieces, without thinking and calls of tools."""
 
     def __init__(self) -> None:
-        self._choice: ChoiceText | None = None
+        self._reply: StreamedReply | None = None
         self._told = 0
 
     def take(self, event: JobEvent) -> str:
         """What one event adds."""
         if not isinstance(event, TokensEvent):
             return ""
-        self._choice = self._choice or ChoiceText(event.markup or Markup())
+        self._reply = self._reply or StreamedReply(event.markup or Markup())
         text = ""
         for delta in event.choices:
             if delta.index == 0:
-                added = self._choice.feed(delta)
-                text += "".join(each for part, each, _ in added if part == "content")
+                added = self._reply.feed(delta.text, delta.marks or ())
+                text += "".join(each for span, each in added if span.part == "content")
         self._told += len(text)
         return text
 
@@ -326,46 +248,6 @@ class FirstText:
 
 class _Gap(Exception):
     """The stream has lost something in the middle: read it again from the first cursor."""
-
-
-@dataclass(slots=True)
-class _Choice:
-    """Tokens, their digest and characters that a consumer has had, and the place of the last mark.
-
-    The digest is None if it is not known: of tokens before a cursor.
-    """
-
-    tokens: int = 0
-    text: int = 0
-    digest: int | None = 0
-    mark: int = -1
-
-    def rest(self, delta: ChoiceDelta) -> ChoiceDelta:
-        """What an event adds; the consumer has it then.
-
-        Raises:
-            ValueError: if its tokens do not go on from those that were had.
-        """
-        skip = self.tokens - delta.start
-        tokens, text = delta.tokens[skip:], delta.text[self.text - delta.offset :]
-        if skip <= len(delta.tokens):
-            if self.digest is not None and token_digest(tokens, self.digest) != delta.digest:
-                raise ValueError(f"choice {delta.index} differs")
-            self.digest = delta.digest
-        if skip or self.text > delta.offset:
-            delta = ChoiceDelta(
-                index=delta.index,
-                text=text,
-                tokens=tokens,
-                start=self.tokens,
-                offset=self.text,
-                digest=self.digest,
-                logprobs=(delta.logprobs or [])[skip:] or None,
-                marks=[mark for mark in delta.marks or () if mark > self.mark] or None,
-            )
-        self.tokens, self.text = self.tokens + len(tokens), self.text + len(text)
-        self.mark = max((self.mark, *(delta.marks or ())))
-        return delta
 
 
 class Delivered:
@@ -386,7 +268,7 @@ class Delivered:
         self.base = cursor
         self.over = False
         self._cursor = cursor
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, Place] = {}
         self._read_again = False
 
     def take(self, item: bytes | Outcome) -> JobEvent | None:
@@ -424,16 +306,19 @@ class Delivered:
                 if event.since < self.base:
                     raise self._no_end_of_an_event()
                 before = (delta.start, delta.offset, None) if self.base else ()
-                self._choices[delta.index] = _Choice(*before)
+                self._choices[delta.index] = Place(*before)
             had = self._choices[delta.index]
             if delta.start > had.tokens or delta.offset > had.text:
                 self._miss(event.since)
-        try:
-            rest = [self._choices[delta.index].rest(delta) for delta in event.choices]
-        except ValueError:
-            raise self._rewritten() from None
+        rest = []
+        for delta in event.choices:
+            try:
+                added = self._choices[delta.index].go_on(delta)
+            except ValueError:
+                raise self._rewritten() from None
+            if added.text or added.tokens:
+                rest.append(added)
         self._cursor = max(self._cursor, event.n)
-        rest = [delta for delta in rest if delta.text or delta.tokens]
         if not rest:
             return None
         self._read_again = False
@@ -449,7 +334,7 @@ class Delivered:
         if self._cursor < event.n:
             self._miss(event.n)
         for delta in event.choices:
-            had = self._choices.get(delta.index, None if self.base else _Choice())
+            had = self._choices.get(delta.index, None if self.base else Place())
             if had is None:
                 continue
             if had.tokens < delta.start or had.text < delta.offset:

@@ -9,6 +9,7 @@ import codecs
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -149,6 +150,49 @@ class ChoiceDelta(Wire):
     logprobs: list[TokenLogprob] | None = None
     drafted: list[tuple[int, int]] | None = None
     marks: list[int] | None = None
+
+
+@dataclass(slots=True)
+class Place:
+    """How far a consumer has had a choice.
+
+    Attributes:
+        text: characters.
+        digest: of the tokens; None if it is not known: of tokens before a cursor.
+        mark: the last one.
+    """
+
+    tokens: int = 0
+    text: int = 0
+    digest: int | None = 0
+    mark: int = -1
+
+    def go_on(self, delta: ChoiceDelta) -> ChoiceDelta:
+        """Have what an event says of the choice; returns what that adds.
+
+        Raises:
+            ValueError: if its tokens do not go on from those that were had.
+        """
+        skip = self.tokens - delta.start
+        tokens, text = delta.tokens[skip:], delta.text[self.text - delta.offset :]
+        if skip <= len(delta.tokens):
+            if self.digest is not None and token_digest(tokens, self.digest) != delta.digest:
+                raise ValueError(f"choice {delta.index} differs")
+            self.digest = delta.digest
+        if skip or self.text > delta.offset:
+            delta = ChoiceDelta(
+                index=delta.index,
+                text=text,
+                tokens=tokens,
+                start=self.tokens,
+                offset=self.text,
+                digest=self.digest,
+                logprobs=(delta.logprobs or [])[skip:] or None,
+                marks=[mark for mark in delta.marks or () if mark > self.mark] or None,
+            )
+        self.tokens, self.text = self.tokens + len(tokens), self.text + len(text)
+        self.mark = max((self.mark, *(delta.marks or ())))
+        return delta
 
 
 class FunctionCall(Wire):

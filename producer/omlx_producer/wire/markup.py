@@ -205,6 +205,23 @@ class Reply:
         return added
 
 
+class StreamedReply:
+    """Takes a text apart as it comes.
+
+    What follows a call is held back: if the call turns out to be none, it is content too.
+    """
+
+    def __init__(self, markup: Markup) -> None:
+        self.so_far = Reply()
+        self._splitter = Splitter(markup)
+
+    def feed(self, text: str, marks: Collection[int] = ()) -> Iterator[tuple[Span, str]]:
+        """The spans that may be sent, each with what it adds to its part."""
+        for span in self._splitter.feed(text, marks):
+            if span.part == "call" or not self.so_far.calls:
+                yield span, self.so_far.add(span)
+
+
 def read(text: str, markup: Markup, marks: Collection[int] = (), *, calls: bool = True) -> Reply:
     """The parts of a whole text.
 

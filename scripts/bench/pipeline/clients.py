@@ -14,7 +14,7 @@ from contextlib import suppress
 from redis.asyncio import Redis
 
 from omlx_producer import Producer
-from omlx_producer.client.stream import AsyncTokenStream
+from omlx_producer.client.reader import AsyncTokenStream
 from omlx_producer.producer import JobHandle
 from omlx_producer.wire import DoneEvent, GenerationRequest, TokensEvent
 from scripts.bench.pipeline.lap import CpuClock, Lap, Watched

@@ -28,7 +28,7 @@ from omlx_producer import (
     UnknownJob,
 )
 from omlx_producer import connection as connection_module
-from omlx_producer.client import result
+from omlx_producer.client import reader
 from omlx_producer.client.outcome import results_key
 from omlx_producer.outage import Reconnection
 from omlx_producer.wire import GROUP_FIELD
@@ -45,7 +45,7 @@ async def client(
 ) -> AsyncIterator[AsyncProducer]:
     """A client that looks again by time only after longer than any test waits."""
     monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 6 * SECONDS)
-    monkeypatch.setattr(result, "LOOK_SECONDS", 6 * SECONDS)
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 6 * SECONDS)
     announce(connection)
     async with AsyncProducer(f"{redis_url}?socket_timeout={12 * SECONDS}") as client:
         yield client
@@ -328,7 +328,7 @@ async def test_a_job_cancelled_by_another_tool_is_noticed(
     client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RQ's own cancel writes no result and so wakes nobody."""
-    monkeypatch.setattr(result, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.05)
     job = await client.submit(prompt="x")
     waiting = asyncio.create_task(job.result())
     await until(blocked(connection))
@@ -354,7 +354,7 @@ async def test_the_result_of_an_earlier_run_does_not_end_the_wait(
 async def test_a_server_that_stays_away_ends_the_waits(
     private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result, "Reconnection", lambda: Reconnection(0.5))
+    monkeypatch.setattr(reader, "Reconnection", lambda: Reconnection(0.5))
     with redis.Redis.from_url(private_server.url) as connection:
         announce(connection)
         async with AsyncProducer(private_server.url) as client:

@@ -29,7 +29,8 @@ from omlx_producer import (
     UnknownJob,
 )
 from omlx_producer import connection as connection_module
-from omlx_producer.client.reader import PAGE, Inbox
+from omlx_producer.client.reader import Inbox
+from omlx_producer.client.stream import PAGE
 from omlx_producer.wire import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.leases import roll_back

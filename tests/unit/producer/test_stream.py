@@ -12,8 +12,7 @@ from redis.exceptions import AuthenticationError
 
 from omlx_producer import InvalidRequest, TokensLost, UnknownJob
 from omlx_producer.client import stream
-from omlx_producer.client.reader import PAGE, entry_id
-from omlx_producer.client.stream import Delivered, Follower
+from omlx_producer.client.stream import PAGE, Delivered, Follower
 from omlx_producer.outage import Reconnection
 from omlx_producer.wire import (
     ChoiceDelta,
@@ -63,7 +62,8 @@ def look(
 ) -> list[Any]:
     """What a look at a job adds whose stream holds these events."""
     entries = [entry(event) for event in events]
-    after = [each for each in entries if entry_id(each[0]) > follower.after]
+    last = int(follower.after.partition("-")[0]), int(follower.after.partition("-")[2])
+    after = [each for each in entries if tuple(map(int, each[0].split(b"-"))) > last]
     return list(follower.looked(status, [], after[:PAGE], entries[-1:]))
 
 
