@@ -10,8 +10,9 @@ from importlib import resources
 from typing import Any
 
 import redis
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from omlx_gateway.access import PAGE_HEADER, require_admin
@@ -20,10 +21,11 @@ from omlx_gateway.gateway import Gateway
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch, BatchState
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import read_rates, server_time
-from omlx_producer.figures import read_batches, read_figures
+from omlx_producer.figures import ModelFigures, read_batches, read_figures
 from omlx_producer.operate import pause_model, resume_model
 
 BATCHES_SHOWN = 50
+_NOT_KEPT = {"Cache-Control": "no-store"}
 
 
 def page(_: Request) -> HTMLResponse:
@@ -31,16 +33,24 @@ def page(_: Request) -> HTMLResponse:
     return HTMLResponse(html, headers=headers)
 
 
-def status(request: Request) -> JSONResponse:
+class Snapshot(BaseModel):
+    """What the page shows; ``at`` is in seconds since 1970, on Redis's clock."""
+
+    at: float
+    models: list[ModelFigures]
+    batches: list[BatchState]
+
+
+def status(request: Request) -> Response:
     """One snapshot. Starlette runs this on a thread, as it does all plain functions."""
     require_admin(request)
     connection = Gateway.of(request).blocking
-    found = {
-        "at": server_time(connection),
-        "models": [model.model_dump() for model in read_figures(connection)],
-        "batches": [batch.model_dump() for batch in read_latest_batches(connection)],
-    }
-    return JSONResponse(found, headers={"Cache-Control": "no-store"})
+    found = Snapshot(
+        at=server_time(connection),
+        models=read_figures(connection),
+        batches=read_latest_batches(connection),
+    )
+    return Response(found.model_dump_json(), headers=_NOT_KEPT, media_type="application/json")
 
 
 def history(request: Request) -> JSONResponse:
@@ -48,7 +58,7 @@ def history(request: Request) -> JSONResponse:
     require_admin(request)
     connection = Gateway.of(request).blocking
     found = {model: read_rates(connection, model) for model in read_models(connection)}
-    return JSONResponse(found, headers={"Cache-Control": "no-store"})
+    return JSONResponse(found, headers=_NOT_KEPT)
 
 
 def pause(request: Request) -> JSONResponse:

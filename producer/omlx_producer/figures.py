@@ -154,7 +154,7 @@ class ModelFigures(BaseModel):
     @property
     def table(self) -> list[dict[str, str]]:
         """The living workers by column, for people."""
-        rows = [worker.cells for worker in self.workers]
+        rows = [{f"workers of {self.alias}": each.name, **each.cells} for each in self.workers]
         if not any(worker.cached for worker in self.workers):
             for row in rows:
                 del row["cached"]

@@ -154,9 +154,6 @@ def _headline(trouble: str, seconds: float) -> Text:
 
 
 def _workers(model: ModelFigures) -> Fitted:
-    title = f"workers of {model.alias}"
-    rows = [{title: row["worker"], **row} for row in model.table]
-    for row in rows:
-        del row["worker"]
+    name, *columns = model.table[0]
     dispensable = ("cached", "accept", "wait", "depth", "memory")
-    return Fitted(rows, (title,), [name for name in dispensable if name in rows[0]])
+    return Fitted(model.table, (name,), [each for each in dispensable if each in columns])

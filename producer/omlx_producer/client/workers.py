@@ -145,10 +145,9 @@ class WorkerFigures(BaseModel):
 
     @property
     def cells(self) -> dict[str, str]:
-        """What a table says of it, by column."""
+        """What a table says of it beside its name, by column."""
         used, limit = in_units(self.weight_bytes + self.cache_bytes), in_units(self.memory_limit)
         return {
-            "worker": self.name,
             "state": self.state,
             "rows": f"{self.rows}/{self.max_rows}",
             "wait": str(self.waiting),

@@ -43,7 +43,7 @@ def test_a_snapshot_has_models_workers_queues_and_batches(
     assert model["queues"]["bulk"]["waiting"] == 3
     (worker,), (row,) = model["workers"], model["table"]
     assert (worker["name"], worker["depth"], worker["acceptance"]) == ("mac-1", 2, 0.75)
-    assert (row["worker"], row["depth"], row["tok/s"]) == ("mac-1", "2 (auto)", "123")
+    assert (row["workers of demo"], row["depth"], row["tok/s"]) == ("mac-1", "2 (auto)", "123")
     (shown,) = found["batches"]
     expected = {"id": batch.id, "state": "open", "rows": 3, "ok": 0, "left": 3, "models": ["demo"]}
     assert expected.items() <= shown.items()

@@ -185,10 +185,10 @@ class RecordedWorker(Worker):
             f"silent for {TAKEOVER_SECONDS:.0f} s"
         )
 
-    def show(self, leases: LeaseTable, suspended: bool) -> None:
+    def show(self, leases: LeaseTable, paused: bool) -> None:
         """Write the state and the executions if they have changed."""
         executions = [f"{claim.id}:{claim.execution}" for claim in leases.jobs()]
-        idle = WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE
+        idle = WorkerStatus.SUSPENDED if paused else WorkerStatus.IDLE
         shown = (WorkerStatus.BUSY if executions else idle, executions)
         if shown == self._shown:
             return
