@@ -20,6 +20,8 @@ from omlx_producer.wire import (
 class RequestFields(TypedDict, total=False):
     """The fields of a request; `GenerationRequest` says what they mean.
 
+    scripts/request_fields.py writes them.
+
     >>> fields: RequestFields = {"max_completion_tokens": 8, "temperature": 0}
     >>> jobs = [producer.submit(prompt=prompt, **fields) for prompt in ("def f(x):", "def g(x):")]
     """
@@ -29,6 +31,8 @@ class RequestFields(TypedDict, total=False):
     prompt: str | list[int] | None
     max_tokens: int | None
     max_completion_tokens: int | None
+    thinking_token_budget: int | None
+    reasoning_effort: ReasoningEffort | None
     temperature: float | None
     top_p: float | None
     top_k: int | None
@@ -37,28 +41,26 @@ class RequestFields(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     logit_bias: dict[str, float] | None
-    stop: str | list[str] | None
-    stop_token_ids: list[int] | None
-    repetition_detection: RepetitionDetection | dict[str, Any] | None
-    draft: bool
-    draft_depth: int | None
-    cache: bool
-    cache_salt: str | None
-    ignore_eos: bool
     seed: int | None
     n: int
+    stop: str | list[str] | None
+    stop_token_ids: list[int] | None
+    ignore_eos: bool
+    repetition_detection: RepetitionDetection | dict[str, Any] | None
     logprobs: bool
     top_logprobs: int | None
     prompt_logprobs: int | None
     echo: bool
     stream: bool | None
+    draft: bool
+    draft_depth: int | None
+    cache: bool
+    cache_salt: str | None
     response_format: ResponseFormat | dict[str, Any] | None
     structured_outputs: StructuredOutputs | dict[str, Any] | None
     tools: list[Tool] | list[dict[str, Any]] | None
     tool_choice: ToolChoiceOption | dict[str, Any] | None
     parallel_tool_calls: bool
-    reasoning_effort: ReasoningEffort | None
-    thinking_token_budget: int | None
     chat_template_kwargs: dict[str, Any] | None
     completion_window: str | None
 

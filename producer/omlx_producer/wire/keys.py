@@ -19,7 +19,8 @@ ENDED_SECONDS = 60
 WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
 """The version of payloads, and its field in the hash of a job or batch; absent means 1.
 
-Raise it with every request field that older workers do not know: they leave such jobs to others.
+Raise it with every request field that older workers do not know: they leave such jobs to others. A
+test holds that.
 """
 
 Priority = Literal["high", "default", "bulk"]

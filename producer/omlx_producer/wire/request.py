@@ -96,7 +96,7 @@ class GenerationRequest(RequestPart):
 
     shape: ClassVar[str] = 'a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
 
-    model: ModelAlias = Field(description="The alias of a model.")
+    model: ModelAlias = Field(description="A model's alias; not needed if only one is served.")
     messages: Annotated[
         Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None,
         Remedy('a list of messages such as {"role": "user", "content": "Hello"}'),

@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
+import zlib
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
-from pydantic import BaseModel, JsonValue
 
 from omlx_producer import GenerationRequest, Producer
 from omlx_producer.client.fields import RequestFields, SubmitArguments, SubmitManyArguments
+from omlx_producer.wire import WIRE_VERSION
+from scripts.request_fields import pages
 
 ROOT = Path(__file__).parents[3]
 
 
-def written(annotation: Any) -> Any:
-    """A field's type as users may write it: without limits, and with dicts for models."""
-    if annotation is JsonValue:
-        return Any
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation | dict[str, Any]
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return written(args[0])
-    if origin in (Union, UnionType):
-        return Union[tuple(written(arg) for arg in args)]  # noqa: UP007 (the parts are computed)
-    if origin is list:
-        return Union[tuple(list[part] for part in parts(written(args[0])))]  # noqa: UP007
-    if origin is dict:
-        return dict[written(args[0]), written(args[1])]  # type: ignore[misc]
-    return annotation
-
-
-def parts(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-
-
-def test_the_typed_fields_are_those_of_a_request() -> None:
-    hints = get_type_hints(GenerationRequest, include_extras=True)
-    expected = {name: written(hints[name]) for name in GenerationRequest.model_fields}
-    # Only a translation from /v1/responses sets it.
-    del expected["responses"]
-    # A missing model is filled in, and validation folds the old name into the new one.
-    expected["model"] |= None
-    expected["max_tokens"] = expected["max_completion_tokens"]
-    assert get_type_hints(RequestFields) == expected
+@pytest.mark.parametrize(("path", "text"), pages(), ids=lambda value: getattr(value, "name", ""))
+def test_keywords_and_their_table_are_those_of_a_request(path: Path, text: str) -> None:
+    assert path.read_text() == text, "run python -m scripts.request_fields"
 
 
 @pytest.mark.parametrize(
@@ -107,3 +81,20 @@ def test_mypy_finds_every_misspelt_name(tmp_path: Path) -> None:
     wrong = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
     first = SNIPPET.splitlines().index('producer.submit(promt="x")') + 1
     assert wrong == set(range(first, len(SNIPPET.splitlines()) + 1)), done.stdout
+
+
+def plain(schema: Any) -> Any:
+    """A JSON schema without its words."""
+    if isinstance(schema, list):
+        return [plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    words = {name for name in ("title", "description") if isinstance(schema.get(name), str)}
+    return {name: plain(each) for name, each in schema.items() if name not in words}
+
+
+def test_a_request_of_other_fields_or_limits_has_another_wire_version() -> None:
+    schema = json.dumps(plain(GenerationRequest.model_json_schema()), sort_keys=True)
+    assert (WIRE_VERSION, zlib.crc32(schema.encode())) == (1, 1536908053), (
+        "raise WIRE_VERSION if older workers refuse what is taken here, then write both down"
+    )
