@@ -6,10 +6,10 @@
     python -m scripts.bench.fleet --workers 4 --settle 1 --seconds 1 --rows 100000    a quick look
 
 ``idle``      the share of the server's thread that idle workers take, by command; how many of them
-              one submission wakes, with the one that looks for all, and how long the server takes
-              for the message to a thousand and for their claims. The workers are real ones with an
-              engine that does nothing, on threads of two processes. Two cores run 400 of them in
-              real time; the share is scaled to a thousand.
+              one submission wakes, and how long the server takes for the message to a thousand and
+              for their claims. The workers are real ones with an engine that does nothing, on
+              threads of two processes. Two cores run 400 of them in real time; the share is scaled
+              to a thousand.
 ``expiry``    the longest calls while the leader sweeps expired leases and expired entries.
 ``job``       the memory of a finished job of 64 tokens that were streamed or not, on a server
               with the settings of docs/fleet.md and on one without.
@@ -49,8 +49,9 @@ from rich.table import Table
 
 from omlx_producer import Producer
 from omlx_producer.wire import JOB_FUNCTION, PRIORITIES, queue_name
-from omlx_worker.control import lookout
+from omlx_worker.control import worker
 from omlx_worker.control.admission import MOST_COMING
+from omlx_worker.control.rq_record import BEAT_SECONDS
 from omlx_worker.control.status import YOUNG_SECONDS
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
@@ -121,7 +122,7 @@ def be_workers(url: str, count: int, quiet: Event) -> None:
         for _ in range(count):
             workers.enter_context(running_worker(url))
         quiet.wait()
-        lookout.LOOK_SECONDS = 3600.0
+        worker.LOOK_SECONDS = 3600.0
         threading.Event().wait()
 
 
@@ -181,7 +182,7 @@ def idle(options: argparse.Namespace, console: Console) -> None:
         time.sleep(options.seconds)
         after, took = spent(connection), time.monotonic() - began
         quiet.set()
-        time.sleep(min(options.settle, 1.5 * lookout.LOOK_SECONDS + 1))
+        time.sleep(min(options.settle, worker.LOOK_SECONDS + BEAT_SECONDS))
         looks = [claiming(url, connection) for _ in range(SUBMISSIONS)]
         for process in processes:
             process.kill()

@@ -12,11 +12,14 @@ from redis import Redis
 
 from omlx_producer import Producer
 from omlx_producer.client.workers import workers_key
-from omlx_worker.control import lookout
+from omlx_producer.wire import wake_channel
+from omlx_worker.control import rq_record, worker
 from omlx_worker.queue.lua import source
 from tests.helpers.workers import (
     ALIAS,
+    enqueue,
     fetch,
+    is_over,
     running_worker,
     status,
     streamed_text,
@@ -39,15 +42,15 @@ def claim_digest() -> bytes:
 def test_one_submission_among_twenty_idle_workers_wakes_at_most_ten(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(rq_record, "BEAT_SECONDS", 0.2)
     connection.config_set("slowlog-max-len", 100_000)
     with contextlib.ExitStack() as workers, Producer(redis_url) as producer:
         for _ in range(WORKERS):
             workers.enter_context(running_worker(redis_url))
         wait_for(lambda: connection.hlen(workers_key(ALIAS)) == WORKERS)
         # Once more each of them looks by itself, and counts the others.
-        monkeypatch.setattr(lookout, "LOOK_SECONDS", 600.0)
-        time.sleep(1.5)
+        monkeypatch.setattr(worker, "LOOK_SECONDS", 600.0)
+        time.sleep(2.5)
         connection.config_set("slowlog-log-slower-than", 0)
         woken = 0
         for _ in range(SUBMISSIONS):
@@ -57,6 +60,26 @@ def test_one_submission_among_twenty_idle_workers_wakes_at_most_ten(
             woken += len(claiming_clients(connection))
         connection.config_set("slowlog-log-slower-than", 10_000)
     assert SUBMISSIONS <= woken <= 10 * SUBMISSIONS
+
+
+@pytest.mark.parametrize(
+    ("payload", "workers"),
+    [(b"1", 1), (b"", 1), (b"resume", 1), (b"-3", 1), (b"1", rq_record.FEW), (b"1000", 1000)],
+)
+def test_a_ring_is_heard_by_a_few_for_each_job(
+    redis_url: str,
+    connection: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    payload: bytes,
+    workers: int,
+) -> None:
+    monkeypatch.setattr(worker, "LOOK_SECONDS", 600.0)
+    with running_worker(redis_url) as one:
+        wait_for(lambda: connection.hlen(workers_key(ALIAS)) == 1)
+        one._workers = workers
+        job = enqueue(connection)
+        connection.publish(wake_channel(ALIAS), payload)
+        wait_for(lambda: is_over(job))
 
 
 def test_a_worker_with_free_rows_takes_a_job_that_comes_while_it_is_busy(

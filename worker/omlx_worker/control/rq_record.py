@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from contextlib import suppress
-from random import SystemRandom
+from random import SystemRandom, random
 from typing import Any
 from uuid import uuid4
 
@@ -22,15 +22,17 @@ from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
+from omlx_producer.client.workers import workers_key
 from omlx_producer.outage import passes
 from omlx_producer.wire import wake_channel
-from omlx_worker.control.lookout import Lookout
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.worker")
 
 BEAT_SECONDS = 15.0
+# More than ten workers hear one ring in 400.
+FEW = 4
 # A worker is silent for this long only if it has died or Redis was away.
 TAKEOVER_SECONDS = 3 * BEAT_SECONDS
 
@@ -65,7 +67,7 @@ class RecordedWorker(Worker):
             log_job_description=False,
         )
         self._bell = wake_channel(model)
-        self.lookout = Lookout(connection, model, self.name)
+        self._workers_key, self._workers = workers_key(model), 1
         self._mailbox = mailbox
         self._shown: tuple[str, list[str]] | None = None
         self._beat_at = float("-inf")
@@ -93,8 +95,11 @@ class RecordedWorker(Worker):
         )
 
     def _hear(self, message: dict[str, Any]) -> None:
-        """A producer has rung: jobs may have arrived."""
-        if self.lookout.hears(message["data"]):
+        """A producer has rung for a number of jobs: about `FEW` of all workers look for each."""
+        jobs = 1
+        with suppress(ValueError):
+            jobs = int(message["data"])
+        if random() * self._workers < FEW * max(1, jobs):
             self._mailbox.put(Ring())
 
     def unsubscribe(self) -> None:
@@ -209,7 +214,8 @@ class RecordedWorker(Worker):
             return False
         with self.connection.pipeline() as pipeline:
             self.heartbeat(pipeline=pipeline)
-            added = pipeline.execute()[0]
+            pipeline.hlen(self._workers_key)
+            added, *_, self._workers = pipeline.execute()
         if added:
             # The record was gone: Redis was away for too long, or has lost its data.
             self.connection.hset(self.key, mapping=self.serialize())
