@@ -4,6 +4,7 @@ command line, the gateway's page, Prometheus and a job that waits."""
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ from omlx_producer.client.models import parse_models
 from omlx_producer.client.waiting import date_seconds
 from omlx_producer.client.workers import WorkerFigures, parse_workers, workers_key
 from omlx_producer.errors import UnknownJob
-from omlx_producer.terminal import counted, duration
+from omlx_producer.terminal import counted, duration, in_units
 from omlx_producer.wire import MODELS_KEY, PRIORITIES, ModelInfo, Priority, read_queue_name
 
 PAUSED_KEY = "omlx:paused"
@@ -96,6 +97,7 @@ class ModelFigures(BaseModel):
         workers: those that live.
         gone: those that have fallen silent lately, with their last figures: they were killed, or
             cannot reach Redis.
+        crowded: machines of its workers whose workers may take more memory than there is.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -107,6 +109,7 @@ class ModelFigures(BaseModel):
     paused: bool = False
     workers: list[WorkerFigures] = []
     gone: list[WorkerFigures] = []
+    crowded: list[str] = []
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -126,11 +129,21 @@ class ModelFigures(BaseModel):
         reasons = sorted({worker.held_up for worker in self.workers})
         return f"the workers of {self.alias} are {', '.join(reasons)}" if all(reasons) else ""
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong with the options of its workers."""
+        prints = sorted({worker.fingerprint for worker in self.workers} - {""})
+        if len(prints) < 2:
+            return self.crowded
+        told = f"the workers of {self.alias} serve different models ({', '.join(prints)}), so a "
+        return [f"{told}job may get either; give them different --model-alias", *self.crowded]
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def notes(self) -> list[str]:
-        """What holds the model or a worker up, slows a machine, or becomes of a silent worker."""
-        notes = [] if self.workers else [self.held_up]
+        """What holds the model or a worker up, slows a machine, becomes of a silent worker, and
+        warnings."""
+        notes = self.warnings + ([] if self.workers else [self.held_up])
         notes += [self._pause] if self.paused else []
         for worker in self.workers:
             held_up = "" if self.paused else worker.held_up
@@ -206,6 +219,7 @@ def read_figures(connection: redis.Redis, alias: str | None = None) -> list[Mode
         for name in names:
             pipe.hgetall(workers_key(name))
         found = [parse_workers(written) for written in pipe.execute()]
+    crowded = _crowded(worker for workers in found for worker in workers if worker.lives(now))
     return [
         ModelFigures(
             alias=name,
@@ -215,9 +229,26 @@ def read_figures(connection: redis.Redis, alias: str | None = None) -> list[Mode
             paused=name in aliases,
             workers=[each for each in workers if each.lives(now)],
             gone=[each for each in workers if not (each.lives(now) or each.is_forgotten(now))],
+            crowded=[crowded[host] for host in {each.host for each in workers} & crowded.keys()],
         )
         for name, workers in zip(names, found, strict=True)
     ]
+
+
+def _crowded(workers: Iterable[WorkerFigures]) -> dict[str, str]:
+    """Machines whose workers may take more memory than there is, each with a sentence."""
+    machines, told = defaultdict[str, list[WorkerFigures]](list), {}
+    for worker in workers:
+        machines[worker.host].append(worker)
+    for host, here in machines.items():
+        together, memory = sum(w.memory_limit for w in here), max(w.machine_memory for w in here)
+        if 0 < memory < together:
+            each = ", ".join(f"{w.name} {in_units(w.memory_limit)}" for w in here)
+            told[host] = (
+                f"the workers of {host} may take {in_units(together)} together ({each}), and it "
+                f"has {in_units(memory)}; give each a --memory-limit"
+            )
+    return told
 
 
 def read_batches(connection: redis.Redis, runs: Iterable[Any]) -> list[BatchState]:

@@ -85,7 +85,8 @@ def draw_figures(models: Sequence[ModelFigures]) -> RenderableType:
     parts: list[RenderableType] = [Fitted(rows, ("model", "serves"), ("serves", "oldest"))]
     parts += [_workers(model) for model in models if model.workers]
     parts += [Text(one_cell(line), style="dim") for model in models for line in model.depths]
-    parts += [Text(one_cell(line), style="yellow") for model in models for line in model.notes]
+    notes = dict.fromkeys(line for model in models for line in model.notes)
+    parts += [Text(one_cell(line), style="yellow") for line in notes]
     return Group(*parts)
 
 

@@ -71,6 +71,8 @@ class WorkerFigures(BaseModel):
             None before the first prompt, and from older workers.
         lease_seconds: how long its jobs stay its own while it is silent.
         host: the machine's name; empty from older workers.
+        machine_memory: its bytes; 0 from older workers.
+        fingerprint: of the model, see `ModelInfo`; empty from older workers.
         conditions: what slows the machine now, such as ``heavy heat``.
         rests_until: when the hours of a worker that rests begin, in seconds since 1970.
     """
@@ -109,6 +111,8 @@ class WorkerFigures(BaseModel):
     memory_limit: Annotated[int, Exported("memory_limit_bytes", "For weights and caches.")]
     lease_seconds: float = 30.0
     host: str = ""
+    machine_memory: int = 0
+    fingerprint: str = ""
     conditions: list[str] = []
     rests_until: float | None = None
 

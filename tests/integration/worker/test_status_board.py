@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from fakeredis import FakeRedis
 from redis import Redis
 from rich.console import Console
 
@@ -13,6 +12,7 @@ from omlx_producer.cli.overview import draw_figures
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import (
     GONE_SECONDS,
+    SILENT_SECONDS,
     WorkerFigures,
     read_rates,
     read_workers,
@@ -35,7 +35,7 @@ from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
 
-INFO = ModelInfo(model="fake", context_length=100, longest_token=1)
+INFO = ModelInfo(model="fake", context_length=100, longest_token=1, system_fingerprint="fp_1")
 
 
 class Clock:
@@ -56,13 +56,13 @@ def counters() -> Counters:
 
 
 @pytest.fixture
-def board(clock: Clock, counters: Counters) -> StatusBoard:
-    connection = FakeRedis()
+def board(connection: Redis, clock: Clock, counters: Counters) -> StatusBoard:
     return StatusBoard(
         connection,
         ALIAS,
         "mac-1",
         "auto",
+        INFO,
         max_rows=8,
         counters=counters,
         jobs=JobCounts(),
@@ -78,8 +78,7 @@ def told(board: StatusBoard) -> WorkerFigures:
     """The figures of the board in Redis."""
     board._written_at = float("-inf")
     board.show("busy")
-    [figures] = read_workers(board._connection, ALIAS)
-    return figures
+    return next(each for each in read_workers(board._connection, ALIAS) if each.name == "mac-1")
 
 
 def test_rates_are_those_since_the_last_look(
@@ -136,7 +135,7 @@ def test_the_log_tells_the_cached_share(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    counters.batch, counters.prompt_tokens, counters.cached_tokens = 3, 62, 38
+    counters.rows, counters.prompt_tokens, counters.cached_tokens = 3, 62, 38
     clock.now += 11
     board.show("busy")
     [record] = caplog.records
@@ -148,7 +147,7 @@ def test_the_log_tells_what_slows_the_machine(
 ) -> None:
     caplog.set_level(logging.INFO)
     board._conditions = lambda: ["low-power mode", "heavy heat"]
-    counters.batch = 3
+    counters.rows = 3
     clock.now += 11
     board.show("busy")
     [record] = caplog.records
@@ -159,7 +158,7 @@ def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    counters.batch = 3
+    counters.rows = 3
     finish(board, *[["stop"]] * 7)
     for _ in range(20):
         board.show("busy")
@@ -169,7 +168,7 @@ def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     assert lines[0] == (
         "7 jobs finished, 3 rows, 0 waiting, auto, depth 0, 0 tokens/s, caches 0 B of 7.0 GiB"
     )
-    counters.batch = 0
+    counters.rows = 0
     finish(board, ["stop"])
     for _ in range(20):
         board.show("idle")
@@ -198,66 +197,73 @@ def test_a_worker_that_was_killed_is_forgotten_after_its_lease_and_a_minute(
     for name, at in {"dead": old.at - 20, "late": forgotten + 5, "gone": forgotten - 1}.items():
         write_figures(connection, ALIAS, old.model_copy(update={"name": name, "at": at}))
     assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]
-    board.announce(INFO)
+    clock.now += 31
+    board.announce()
     assert set(connection.hkeys(workers_key(ALIAS))) == {b"mac-1", b"dead", b"late"}
-    board.sign_off(INFO)
+    board.sign_off()
     assert read_workers(connection, ALIAS) == []
 
 
 def test_the_last_worker_of_a_model_says_that_it_is_no_longer_served(board: StatusBoard) -> None:
     connection = board._connection
-    board.announce(INFO)
+    board.announce()
     other = told(board).model_copy(update={"name": "mac-2"})
     write_figures(connection, ALIAS, other)
-    board.sign_off(INFO)
+    board.sign_off()
     assert read_models(connection)[ALIAS].announced_at > 0
     connection.hdel(workers_key(ALIAS), "mac-2")
-    board.sign_off(INFO)
+    board.sign_off()
     assert read_models(connection)[ALIAS].announced_at == 0
 
 
-def test_two_models_under_one_alias_are_told_once(
-    board: StatusBoard, caplog: pytest.LogCaptureFixture
+def announce_often(board: StatusBoard, clock: Clock) -> None:
+    for _ in range(3):
+        clock.now += 301
+        told(board)
+        board.announce()
+
+
+def test_two_models_under_one_alias_are_told_once_and_shown(
+    board: StatusBoard, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = board._connection
-    ours, theirs = (INFO.model_copy(update={"system_fingerprint": f"fp_{n}"}) for n in (1, 2))
-    connection.hset(MODELS_KEY, ALIAS, theirs.model_dump_json())
-    board.announce(ours)
+    other = told(board).model_copy(update={"name": "mac-2", "fingerprint": "fp_2"})
+    write_figures(connection, ALIAS, other.model_copy(update={"at": other.at - SILENT_SECONDS - 1}))
+    announce_often(board, clock)
     assert not caplog.messages, "the other one's worker has ended"
-    write_figures(connection, ALIAS, told(board).model_copy(update={"name": "mac-2"}))
-    for _ in range(2):
-        connection.hset(MODELS_KEY, ALIAS, theirs.model_dump_json())
-        board.announce(ours)
+    write_figures(connection, ALIAS, other)
+    announce_often(board, clock)
     [warning] = caplog.messages
-    assert "fp_2" in warning
+    assert f"the workers of {ALIAS} serve different models (fp_1, fp_2)" in warning
     assert "--model-alias" in warning
+    [model] = read_figures(connection)
+    assert model.notes == [warning]
 
 
-def test_workers_whose_limits_exceed_their_machine_are_told_once(
-    board: StatusBoard, caplog: pytest.LogCaptureFixture
+def test_workers_whose_limits_exceed_their_machine_are_told_once_and_shown(
+    board: StatusBoard, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = board._connection
     connection.hset(MODELS_KEY, "other", INFO.model_dump_json())
-    here, elsewhere = told(board).host, "another-mac"
 
     def write(name: str, host: str) -> None:
         figures = told(board).model_copy(update={"name": name, "host": host})
         write_figures(connection, "other", figures)
 
-    write("dead", here)
-    write("dead-too", here)
-    board.announce(INFO)
+    here = told(board).host
     write("mac-2", here)
-    write("mac-3", elsewhere)
-    board.announce(INFO)
+    write("mac-3", "another-mac")
+    announce_often(board, clock)
     assert not caplog.messages, "16 GiB of 20 here, and 8 on another machine"
     write("mac-4", here)
-    for _ in range(2):
-        board.announce(INFO)
+    announce_often(board, clock)
     [warning] = caplog.messages
     assert "may take 24.0 GiB together (mac-1 8.0 GiB, mac-2 8.0 GiB, mac-4 8.0 GiB)" in warning
-    assert "it has 20.0 GiB" in warning
-    assert "--memory-limit" in warning
+    assert "has 20.0 GiB; give each a --memory-limit" in warning
+    assert {model.alias: model.notes for model in read_figures(connection)} == {
+        ALIAS: [warning],
+        "other": [warning],
+    }
 
 
 def test_figures_of_another_version_are_left_out(board: StatusBoard) -> None:

@@ -7,11 +7,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from redis import Redis
 
-from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import (
+    SILENT_SECONDS,
     WorkerFigures,
     forget_gone,
     read_workers,
@@ -19,6 +20,7 @@ from omlx_producer.client.workers import (
     workers_key,
     write_figures,
 )
+from omlx_producer.figures import read_figures
 from omlx_producer.terminal import counted, in_units
 from omlx_producer.wire import MODELS_KEY, ModelInfo
 from omlx_worker.decode.budget import MemoryBudget
@@ -31,8 +33,8 @@ log = logging.getLogger("omlx_worker.status")
 
 WRITE_SECONDS, IDLE_WRITE_SECONDS = 2.0, 5.0
 LINE_SECONDS = 10.0
-# Looking at all workers costs the square of their number: rarely, after the first minute.
-COMPARE_SECONDS, YOUNG_SECONDS = 300.0, 60.0
+# Looking at all workers costs the square of their number.
+COMPARE_SECONDS = 300.0
 
 
 class StatusBoard:
@@ -50,6 +52,7 @@ class StatusBoard:
         model_alias: str,
         name: str,
         mode: str,
+        info: ModelInfo,
         *,
         max_rows: int,
         counters: Counters,
@@ -65,6 +68,7 @@ class StatusBoard:
         self._model_alias = model_alias
         self._name = name
         self._mode = mode
+        self._info = info
         self._max_rows = max_rows
         self._counters = counters
         self._leases = leases
@@ -75,74 +79,34 @@ class StatusBoard:
         self._started_at = self._told_at = clock()
         self._jobs = jobs
         self._told_jobs = self._told_cut = 0
-        self._written_at, self._written = float("-inf"), self.figures()
         self._machine_memory = machine_memory or (
             os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         )
-        self._compare_at = float("-inf")
-        self._warned_of: set[str | None] = set()
-        self._warned_beside = {name}
-        self._first_announced_at: float | None = None
+        self._written_at, self._written = float("-inf"), self.figures()
+        # Figures of a worker that this one replaces have fallen silent by then.
+        self._compare_at = clock() + 2 * SILENT_SECONDS
+        self._warned_of = set[str]()
 
-    def announce(self, info: ModelInfo, *, served: bool = True) -> None:
-        """Make the model known to producers, or tell them that it is still served, or no longer."""
-        now = server_time(self._connection) if served else 0.0
-        self._first_announced_at = self._first_announced_at or now
-        if served and self._is_to_compare():
+    def announce(self, *, served: bool = True) -> None:
+        """Make the model known to producers, or tell them that it is still served, or no longer.
+
+        Now and then, warn of the options of the model's workers, once of each fault.
+        """
+        if served and self._clock() >= self._compare_at:
+            self._compare_at = self._clock() + COMPARE_SECONDS
             forget_gone(self._connection, self._model_alias)
-            self._compare(info)
-            self._compare_claims(self._first_announced_at)
-        told = info.model_copy(update={"announced_at": now})
+            for model in read_figures(self._connection):
+                if model.alias == self._model_alias:
+                    self._warn(model.warnings)
+        now = server_time(self._connection) if served else 0.0
+        told = self._info.model_copy(update={"announced_at": now})
         self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
 
-    def _is_to_compare(self) -> bool:
-        now = self._clock()
-        if now < self._compare_at and now - self._started_at > YOUNG_SECONDS:
-            return False
-        self._compare_at = now + COMPARE_SECONDS
-        return True
-
-    def _compare(self, info: ModelInfo) -> None:
-        """Warn, once for each, of another model that a living worker serves under this alias."""
-        other = read_models(self._connection).get(self._model_alias, info)
-        theirs, ours = other.system_fingerprint, info.system_fingerprint
-        if theirs in (None, ours, *self._warned_of):
-            return
-        workers = read_workers(self._connection, self._model_alias)
-        if any(worker.name != self._name for worker in workers):
-            self._warned_of.add(theirs)
-            log.warning(
-                "another worker serves %s with another model (%s, %s; here %s, %s), so a job may "
-                "get either; give one of the workers another --model-alias",
-                *(self._model_alias, other.model, theirs, info.model, ours),
-            )
-
-    def _compare_claims(self, since: float) -> None:
-        """Warn if the workers of this machine may take more than it has; once for each new one.
-
-        Args:
-            since: when this worker announced its model first, on the server's clock.
-        """
-        limits = {self._name: self._budget.limit} | {
-            worker.name: worker.memory_limit
-            for alias in read_models(self._connection)
-            for worker in read_workers(self._connection, alias)
-            # Figures from before this worker's start may be those of a dead one.
-            if worker.host == socket.gethostname()
-            and worker.at > since
-            and worker.name != self._name
-        }
-        together = sum(limits.values())
-        if together <= self._machine_memory or limits.keys() <= self._warned_beside:
-            return
-        self._warned_beside.update(limits)
-        log.warning(
-            "the workers of this machine may take %s together (%s), and it has %s; give each a "
-            "--memory-limit",
-            in_units(together),
-            ", ".join(f"{name} {in_units(limit)}" for name, limit in sorted(limits.items())),
-            in_units(self._machine_memory),
-        )
+    def _warn(self, warnings: list[str]) -> None:
+        for warning in warnings:
+            if warning not in self._warned_of:
+                log.warning("%s", warning)
+        self._warned_of.update(warnings)
 
     def show(self, state: str, rests_until: float | None = None) -> None:
         """Write the figures, if it is time to; while there is work, log a line now and then.
@@ -174,39 +138,32 @@ class StatusBoard:
             ended = f", {counted(cut, 'text')} cut by length" if cut else ""
             log.info("%s finished%s, %s", counted(jobs, "job"), ended, line(figures))
 
-    def sign_off(self, info: ModelInfo) -> None:
+    def sign_off(self) -> None:
         """Delete the figures of this worker, and say so if it was the model's last."""
         self._connection.hdel(workers_key(self._model_alias), self._name)
         if not read_workers(self._connection, self._model_alias):
-            self.announce(info, served=False)
+            self.announce(served=False)
 
     def figures(self) -> WorkerFigures:
         """What the worker does at the moment, without rates. Asks nothing of Redis; called from any
         thread."""
-        counters, drafts, sizes = self._counters, self._counters.drafts, self._leases.sizes
-        read, cached = counters.prompt_tokens, counters.cached_tokens
+        counters, sizes = self._counters, self._leases.sizes
         return WorkerFigures(
+            **asdict(counters),
             name=self._name,
             host=socket.gethostname(),
+            machine_memory=self._machine_memory,
+            fingerprint=self._info.system_fingerprint or "",
             uptime=self._clock() - self._started_at,
             lease_seconds=self._leases.seconds,
             jobs=len(self._leases),
-            rows=counters.batch,
             max_rows=self._max_rows,
-            waiting=counters.waiting,
             mode=self._mode,
             depth=self._driver.depth,
             reason=self._driver.reason,
-            tokens=counters.tokens,
-            prompt_tokens=read,
-            cached_tokens=cached,
-            all_prompt_tokens=read + cached,
-            drafted=drafts.drafted,
-            accepted=sum(drafts.accepted),
-            steps=counters.steps,
-            decode_rows=counters.rows,
-            prompt_windows=counters.windows,
-            pauses=counters.pauses,
+            all_prompt_tokens=counters.prompt_tokens + counters.cached_tokens,
+            drafted=counters.drafts.drafted,
+            accepted=sum(counters.drafts.accepted),
             cache_bytes=self._budget.bytes_for(sizes) if sizes else 0,
             weight_bytes=self._budget.weights,
             memory_limit=self._budget.limit,

@@ -183,6 +183,7 @@ class GenerationWorker(RecordedWorker):
             self._settings.alias,
             self.name,
             self._settings.mode,
+            self._engine.info,
             max_rows=self._engine.max_rows,
             counters=self.decode_thread.counters,
             jobs=self._counts,
@@ -243,7 +244,7 @@ class GenerationWorker(RecordedWorker):
         goes_on = self._serve(burst)
         self.show(self.leases, self._admission.paused or not self._most_rows)
         if self.beat():
-            self._board.announce(self._engine.info)
+            self._board.announce()
         self._board.show(self._condition, self._rests_until)
         if not self._ready:
             self._ready = True
@@ -379,7 +380,7 @@ class GenerationWorker(RecordedWorker):
             self.unsubscribe()
             if self.birth_date is not None:
                 self.register_death()  # type: ignore[no-untyped-call]
-            self._board.sign_off(self._engine.info)
+            self._board.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True

@@ -44,25 +44,27 @@ class DraftCounts:
 class Counters:
     """What the engine has done since the worker started. Only the decode thread writes it.
 
+    `WorkerFigures` has fields of the same names.
+
     Attributes:
-        batch: rows in the batch now.
+        rows: rows in the batch now.
         waiting: rows without a place in it, paused ones included.
         steps: decode steps.
-        rows: rows summed over the steps.
+        decode_rows: rows summed over the steps.
         tokens: generated tokens.
-        windows: forwards that read prompts, as the scheduler asked for them.
+        prompt_windows: forwards that read prompts, as the scheduler asked for them.
         prompt_tokens: tokens read, including those read again, and the last token of each prompt,
             which its first step reads.
         cached_tokens: tokens not read, because a prefix was kept.
         pauses: how often a row made place for a more urgent one.
     """
 
-    batch: int = 0
+    rows: int = 0
     waiting: int = 0
     steps: int = 0
-    rows: int = 0
+    decode_rows: int = 0
     tokens: int = 0
-    windows: int = 0
+    prompt_windows: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     pauses: int = 0
@@ -70,19 +72,19 @@ class Counters:
 
     @property
     def mean_batch(self) -> float:
-        return self.rows / self.steps if self.steps else 0.0
+        return self.decode_rows / self.steps if self.steps else 0.0
 
     def stepped(self, rows: int, emissions: Sequence[Emission]) -> None:
         """A step was run for ``rows`` rows and brought these emissions."""
         self.steps += 1
-        self.rows += rows
+        self.decode_rows += rows
         for emission in emissions:
             self.tokens += len(emission.tokens)
             self.drafts.add(emission)
 
     def __str__(self) -> str:
         tokens, steps = counted(self.tokens, "token"), counted(self.steps, "step")
-        windows = counted(self.windows, "window")
+        windows = counted(self.prompt_windows, "window")
         text = f"{tokens} in {steps}, mean batch {self.mean_batch:.1f}, prompts in {windows}"
         drafts = self.drafts
         if not drafts.drafted:

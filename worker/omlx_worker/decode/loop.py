@@ -102,7 +102,7 @@ class DecodeLoop:
         try:
             return self._act()
         finally:
-            self.counters.batch = self._scheduler.joined
+            self.counters.rows = self._scheduler.joined
             self.counters.waiting = self._scheduler.waiting
 
     def _act(self) -> list[Emission] | None:
@@ -154,7 +154,7 @@ class DecodeLoop:
         timed = self._engine.contests == contests
         if not timed:
             self._clock.interrupt()
-        self.counters.windows += 1
+        self.counters.prompt_windows += 1
         self.counters.prompt_tokens += sum(tokens.values())
         self._scheduler.read(action, left, seconds if timed else None)
         if all(row.left or row.request.prompt_logprobs is None for row in action.rows):

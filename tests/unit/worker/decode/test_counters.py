@@ -23,7 +23,7 @@ def test_accepted_drafts_are_counted_by_position() -> None:
 
 
 def test_a_worker_without_drafts_does_not_speak_of_them() -> None:
-    counters = Counters(steps=4, rows=8, tokens=8)
+    counters = Counters(steps=4, decode_rows=8, tokens=8)
     assert str(counters) == "8 tokens in 4 steps, mean batch 2.0, prompts in 0 windows"
     counters.drafts.add(emission(2, 1))
     assert str(counters).endswith("; 50% of 2 drafts accepted (by position: 1, 0)")

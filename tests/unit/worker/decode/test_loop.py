@@ -67,7 +67,7 @@ def test_no_cache_is_let_go_for_a_row_that_would_not_fit_even_then() -> None:
     worker = decoding(engine, limit=100)
     worker.add(row("bulk", BULK, prompt=10, tokens=10))
     worker.add(row("mid", DEFAULT, prompt=20, tokens=40))
-    act_until(worker, lambda: worker.counters.batch == 2 and worker.counters.steps > 3)
+    act_until(worker, lambda: worker.counters.rows == 2 and worker.counters.steps > 3)
     worker.add(row("high", HIGH, prompt=1, tokens=4))
     act_until(worker, lambda: worker.counters.pauses == 1)
     worker.add(row("too-long-now", HIGH, prompt=5, tokens=60))
