@@ -14,10 +14,9 @@ from redis.exceptions import RedisError
 from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
 from omlx_gateway.limits import MAX_BODY_BYTES, MAX_QUEUED, Limits
 from omlx_producer import connection
-from omlx_producer.cli.common import INVALID, UNREACHABLE, fail, port_error, say
-from omlx_producer.cli.program import Program
-from omlx_producer.cli.session import redis_error
+from omlx_producer.complaints import redis_error
 from omlx_producer.errors import OmlxQueueError, UnsuitableRedis
+from omlx_producer.program import INVALID, UNREACHABLE, Program, fail, port_error, say
 from omlx_producer.wire import PRIORITIES
 
 USAGE = 2

@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omlx_producer.complaints import cause
 from omlx_producer.errors import (
     InvalidRequest,
     JobCancelled,
@@ -24,7 +25,7 @@ from omlx_producer.errors import (
     one_line,
     unquoted,
 )
-from omlx_producer.outage import cause, passes
+from omlx_producer.outage import passes
 
 RETRY_SECONDS = 5
 # OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.

@@ -19,7 +19,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from omlx_producer.errors import one_line
+from omlx_producer.complaints import said, waiting_text
 
 _PASSING = (
     ConnectionError,
@@ -32,40 +32,10 @@ _PASSING = (
 # For errors that redis-py has no class for, and for servers that wrap a script's error. A server
 # that becomes a replica ends blocking commands with UNBLOCKED.
 _PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ", "UNBLOCKED ")
-# redis-py puts it behind the command of a pipeline, and before the error. The command is free text.
-_PIPELINE = "of pipeline caused error: "
 # Of a call that is shorter no server complains: Redis's limits cannot be lower.
 _LONG_BYTES = 2**20
 # redis-py's backoff doubles a float this often, and would overflow during a long outage.
 _MAX_DOUBLINGS = 32
-# What servers say that does not tell its cause: the beginning, what it means, and the remedy.
-_COMPLAINTS = (
-    (
-        ("HELLO must be called", "Authentication required"),
-        "asks for a password",
-        "give it in the URL, as in redis://:PASSWORD@host:6379/0",
-    ),
-    (
-        ("DB index is out of range", "invalid DB index"),
-        "has no database of this number",
-        "end the URL in a smaller one, as in /0",
-    ),
-    (
-        ("unknown command 'HELLO'", "unknown command `HELLO`"),
-        "is too old for jobs",
-        "upgrade it to Redis 7.2 or newer, or Valkey, or give the URL of another one",
-    ),
-    (
-        ("NOPROTO",),
-        "does not speak the protocol that is asked for",
-        "add ?protocol=2 to the URL",
-    ),
-    (
-        ("max number of clients",),
-        "has as many clients as it takes",
-        "end some of them, or raise its maxclients",
-    ),
-)
 REMINDER_SECONDS = 30.0
 """How long a log says nothing of an outage that goes on."""
 
@@ -79,7 +49,7 @@ def passes(error: BaseException) -> TypeGuard[RedisError]:
         return True
     if not isinstance(error, ResponseError):
         return False
-    message = str(error).rpartition(_PIPELINE)[2]
+    message = said(error)
     return any(code in message for code in _PASSING_CODES)
 
 
@@ -95,24 +65,6 @@ class LongCall(ConnectionError):
         if size > _LONG_BYTES and (passes(error) or "Protocol error" in str(error)):
             return cls(f"{size} bytes in one call: {error}")
         return None
-
-
-def complaint(error: Exception) -> tuple[str, str] | None:
-    """What a server means by an error, and the remedy; None if the error says it itself."""
-    said = str(error).rpartition(_PIPELINE)[2]
-    found = (entry[1:] for entry in _COMPLAINTS if said.startswith(entry[0]))
-    return next(found, None)
-
-
-def cause(error: Exception) -> str:
-    """Why a call to Redis failed, in one line."""
-    meant = complaint(error)
-    return f"it {meant[0]}" if meant else one_line(str(error))
-
-
-def waiting_text(error: Exception) -> str:
-    """What a command says while it waits for Redis."""
-    return f"Redis is unavailable ({cause(error)}); waiting for it"
 
 
 class Outage:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from omlx_gateway.cli import main as gateway
 from omlx_producer.cli.main import cli as submit
-from omlx_producer.cli.program import Program
+from omlx_producer.program import Program
 from omlx_producer.terminal import write
 from omlx_worker.cli import main as worker
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import click
 
-from omlx_producer.cli.common import check_variables
-from omlx_producer.cli.program import Program
+from omlx_producer.program import Program, check_variables
 from omlx_worker.bench.cli import bench
 from omlx_worker.demo.cli import demo
 from omlx_worker.model_commands import check, convert

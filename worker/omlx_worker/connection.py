@@ -12,12 +12,11 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from omlx_producer import connection
-from omlx_producer.cli.common import UNREACHABLE, fail
-from omlx_producer.cli.session import redis_error
+from omlx_producer.complaints import redis_error
 from omlx_producer.connection import is_volatile, require_suitable
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
-from omlx_worker.options import USAGE
+from omlx_producer.program import INVALID, UNREACHABLE, fail
 from omlx_worker.queue import embedded
 from omlx_worker.settings import WorkerSettings
 
@@ -35,7 +34,7 @@ def server_url(settings: WorkerSettings, given: Container[str]) -> Iterator[str]
         yield connection.redis_url(settings.redis_url, DOTENV)
         return
     if "redis_url" in given:
-        fail(USAGE, "--embedded-redis runs its own server; leave --redis-url out")
+        fail(INVALID, "--embedded-redis runs its own server; leave --redis-url out")
     server = embedded.EmbeddedRedis(settings.redis_dir, port=embedded.preferred_port())
     try:
         server.start()
@@ -79,7 +78,7 @@ def reach(url: str, *, allow_eviction: bool) -> Redis:
                 "redis-cli CONFIG SET appendonly yes"
             )
     except InvalidRequest as error:
-        fail(USAGE, error.told("--redis-url"))
+        fail(INVALID, error.told("--redis-url"))
     except UnsuitableRedis as error:
         fail(UNREACHABLE, str(error))
     except RedisError as error:

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from omlx_producer.cli.common import INTERRUPTED, fail, json_option, say
+from omlx_producer.program import INTERRUPTED, INVALID, fail, json_option, say
 from omlx_producer.terminal import in_units, write
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, ModelCommand, read_settings, require_mlx, settings_options
+from omlx_worker.options import ModelCommand, read_settings, require_mlx, settings_options
 
 
 @click.command(cls=ModelCommand)
@@ -35,7 +35,7 @@ def check(as_json: bool, **options: Any) -> None:
     try:
         found = examine(settings)
     except ModelError as error:
-        fail(USAGE, str(error))
+        fail(INVALID, str(error))
     write(json.dumps(asdict(found)) + "\n" if as_json else str(found))
 
 
@@ -67,7 +67,7 @@ def convert(original: str, output: Path, **options: Any) -> None:
     from omlx_worker.engine.loading.conversion import Conversion
 
     if options["group_size"] and not options["bits"]:
-        fail(USAGE, f"--group-size: got {options['group_size']}, but no --bits; give both")
+        fail(INVALID, f"--group-size: got {options['group_size']}, but no --bits; give both")
     start_logging("warning")
     try:
         conversion = Conversion(original, output, **options)
@@ -78,7 +78,7 @@ def convert(original: str, output: Path, **options: Any) -> None:
         )
         conversion.run()
     except ModelError as error:
-        fail(USAGE, str(error))
+        fail(INVALID, str(error))
     except KeyboardInterrupt:
         say(f"interrupted; {output} is not made")
         raise click.exceptions.Exit(INTERRUPTED) from None

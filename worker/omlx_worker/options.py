@@ -13,12 +13,10 @@ import click
 from click.core import ParameterSource
 from pydantic import ByteSize, ValidationError
 
-from omlx_producer.cli.common import SectionedCommand, fail, option
 from omlx_producer.environment import PREFIX
+from omlx_producer.program import INVALID, SectionedCommand, fail, option
 from omlx_worker.mac.machine import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
-
-USAGE = 2
 
 SECTIONS = {
     "Model": ("model", "model_alias", "mtp_from", "draft_model"),
@@ -96,7 +94,7 @@ def read_settings(options: Mapping[str, Any]) -> tuple[WorkerSettings, Container
     try:
         return WorkerSettings(**given), given
     except ValidationError as error:
-        fail(USAGE, describe(error, given))
+        fail(INVALID, describe(error, given))
 
 
 def describe(error: ValidationError, given: Container[str] = ()) -> str:
@@ -123,7 +121,7 @@ def require(*packages: str, extra: str = "worker") -> None:
     for package in packages:
         if find_spec(package) is None:
             remedy = f"install it with: pip install 'omlx-queue[{extra}]'"
-            fail(USAGE, f"{package} is not installed; {remedy}")
+            fail(INVALID, f"{package} is not installed; {remedy}")
 
 
 def _option(name: str, section: str) -> Callable[..., Any]:

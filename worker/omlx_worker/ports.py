@@ -16,10 +16,9 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from omlx_producer.cli.common import fail, port_error
 from omlx_producer.environment import PREFIX
 from omlx_producer.errors import OmlxQueueError
-from omlx_worker.options import USAGE
+from omlx_producer.program import INVALID, fail, port_error
 from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) ->
             try:
                 stack.enter_context(metrics)
             except OmlxQueueError as error:
-                fail(USAGE, str(error))
+                fail(INVALID, str(error))
         if settings.http is not None:
             stack.enter_context(serve_http(settings.http, settings, url, shared))
         yield
@@ -86,7 +85,7 @@ def serve_http(
     try:
         socket.create_server((HTTP_HOST, port)).close()
     except OSError as error:
-        fail(USAGE, port_error(f"--http {port}", error))
+        fail(INVALID, port_error(f"--http {port}", error))
     # The URL may hold a password, which other users would see among the arguments.
     environment = {**os.environ, f"{PREFIX}REDIS_URL": url}
     if settings.allow_eviction:

@@ -10,11 +10,10 @@ from typing import Any
 
 import click
 
-from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, fail
+from omlx_producer.program import INTERRUPTED, INVALID, UNREACHABLE, fail
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
 from omlx_worker.options import (
-    USAGE,
     ModelCommand,
     read_settings,
     require,
@@ -41,7 +40,7 @@ def run(**options: Any) -> None:
     try:
         start_logging(settings.log_level, settings.log_format, settings.log_file)
     except OSError as error:
-        fail(USAGE, f"--log-file {settings.log_file}: {error.strerror}; give another file")
+        fail(INVALID, f"--log-file {settings.log_file}: {error.strerror}; give another file")
     require_mlx()
     if settings.metrics_port is not None:
         require("prometheus_client")
@@ -77,7 +76,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
             with serve_ports(settings, worker, url):
                 worker.work(burst=settings.burst)
         except (ModelError, NameTaken) as error:
-            fail(USAGE, str(error))
+            fail(INVALID, str(error))
         except Exception as error:
             if passes(error):
                 fail(UNREACHABLE, unreachable(url, error))

@@ -24,7 +24,8 @@ from redis.exceptions import RedisError
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.client.enqueue import JOB_SECONDS
-from omlx_producer.outage import Outage, passes, waiting_text
+from omlx_producer.complaints import waiting_text
+from omlx_producer.outage import Outage, passes
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 from omlx_producer.wire import Priority

@@ -13,18 +13,14 @@ from omlx_producer.bulk.detached import fetch, fetched_text, follow, require_fre
 from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import written_text
 from omlx_producer.bulk.table import TableForm, properties_of
-from omlx_producer.cli.common import (
-    JOB_ENDED_BADLY,
-    NOT_ENDED,
-    SectionedCommand,
+from omlx_producer.cli.options import (
     csv_safe_option,
-    option,
+    json_schema_option,
     output_option,
-    redis_option,
     with_body_option,
 )
-from omlx_producer.cli.options import json_schema_option
-from omlx_producer.cli.session import goes_on, open_producer
+from omlx_producer.cli.session import goes_on, open_producer, redis_option
+from omlx_producer.program import JOB_ENDED_BADLY, NOT_ENDED, SectionedCommand, option
 from omlx_producer.terminal import counted, local_time, write
 
 LOOK_SECONDS, CANCEL_SECONDS = 0.1, 10.0

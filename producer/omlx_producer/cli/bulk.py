@@ -17,20 +17,24 @@ from omlx_producer.bulk.progress import STYLES, Style, failure_text
 from omlx_producer.bulk.records import FORMATS, Format
 from omlx_producer.bulk.run import Ended, detach, run_here
 from omlx_producer.bulk.shape import EMPTY, Empty, Shape
-from omlx_producer.cli.common import (
+from omlx_producer.cli.options import (
+    csv_safe_option,
+    given,
+    model_option,
+    output_option,
+    refuse_conflicts,
+    sampling_options,
+    with_body_option,
+)
+from omlx_producer.cli.session import open_producer, redis_option, resumable, with_command
+from omlx_producer.program import (
     INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
     SectionedCommand,
-    csv_safe_option,
     fail,
     option,
-    output_option,
-    redis_option,
-    with_body_option,
 )
-from omlx_producer.cli.options import given, model_option, refuse_conflicts, sampling_options
-from omlx_producer.cli.session import open_producer, resumable, with_command
 from omlx_producer.wire import PRIORITIES, Priority
 
 _input = partial(option, section="Input")

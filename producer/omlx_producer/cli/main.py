@@ -13,8 +13,7 @@ from importlib import import_module
 import click
 from click.shell_completion import CompletionItem
 
-from omlx_producer.cli.common import INVALID, check_variables, fail
-from omlx_producer.cli.program import Program
+from omlx_producer.program import INVALID, Program, check_variables, fail
 
 DEFAULT = "submit"
 # The modules of the commands, by section of the help. They are imported when needed.

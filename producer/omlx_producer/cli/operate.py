@@ -12,18 +12,11 @@ from typing import Any
 import click
 import redis
 
-from omlx_producer.cli.common import (
-    INVALID,
-    SectionedCommand,
-    json_option,
-    option,
-    redis_option,
-    say,
-)
-from omlx_producer.cli.overview import Fitted, TableConsole
-from omlx_producer.cli.session import open_producer
+from omlx_producer.cli.overview import Fitted
+from omlx_producer.cli.session import open_producer, redis_option
 from omlx_producer.client.outcome import Status
 from omlx_producer.client.workers import server_time
+from omlx_producer.console import TableConsole
 from omlx_producer.errors import InvalidRequest, UnknownJob
 from omlx_producer.operate import (
     STATUSES,
@@ -37,6 +30,7 @@ from omlx_producer.operate import (
     requeue_job,
     resume_model,
 )
+from omlx_producer.program import INVALID, SectionedCommand, json_option, option, say
 from omlx_producer.terminal import duration, in_units, write
 
 SHOWN_JOBS = 100

@@ -1,4 +1,4 @@
-"""The fields of a request as command line options of the same names."""
+"""Options of several commands: the fields of a request, by their names, and the output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from omlx_producer.cli.common import option
+from omlx_producer.program import option
 from omlx_producer.wire import LOOPS, GenerationRequest, NamedSchema
 from omlx_producer.wire.remedy import kinds_of, remedy_of
 
@@ -31,6 +31,23 @@ _SHORTER = {
 # Those of scores are in no text. The others have options of their own.
 _LEFT_OUT = frozenset(
     {"prompt_logprobs", "echo", "parallel_tool_calls", "model", "prompt", "stream"}
+)
+
+output_option = option(
+    "-o",
+    "--output",
+    section="Output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Results (.jsonl, .csv, .parquet); errors beside them.",
+)
+with_body_option = option(
+    "--with-body", section="Output", is_flag=True, help="Add whole responses to a CSV or Parquet."
+)
+csv_safe_option = option(
+    "--csv-safe/--no-csv-safe",
+    section="Output",
+    default=True,
+    help="Put ' before cells of a CSV that look like formulas.",
 )
 
 

@@ -18,20 +18,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from omlx_producer.complaints import waiting_text
+from omlx_producer.console import TableConsole
 from omlx_producer.figures import ModelFigures, read_figures
-from omlx_producer.outage import passes, waiting_text
+from omlx_producer.outage import passes
 from omlx_producer.terminal import duration, one_cell, write
 
 # Columns of a folded name, at least, and those between two columns.
 LEAST_NAME, GAP = 12, 2
 NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
-
-
-class TableConsole(Console):
-    """A console that leaves a broken pipe, and the exit code for it, to the program."""
-
-    def on_broken_pipe(self) -> None:
-        raise
 
 
 def watch_figures(connection: redis.Redis, seconds: float, *, as_json: bool) -> NoReturn:

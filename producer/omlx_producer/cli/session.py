@@ -11,28 +11,13 @@ from functools import partial
 
 import click
 from redis.exceptions import (
-    AskError,
     AuthenticationError,
-    BusyLoadingError,
-    ClusterCrossSlotError,
-    ClusterDownError,
     ConnectionError,
-    InvalidResponse,
-    NoPermissionError,
     RedisError,
     TimeoutError,
-    TryAgainError,
 )
 
-from omlx_producer.cli.common import (
-    INVALID,
-    JOB_ENDED_BADLY,
-    NOT_ENDED,
-    REDIS_OPTION,
-    UNREACHABLE,
-    fail,
-    file_error,
-)
+from omlx_producer.complaints import redis_error
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.errors import (
@@ -44,99 +29,26 @@ from omlx_producer.errors import (
     OmlxQueueError,
     UnknownJob,
     UnsuitableRedis,
-    one_line,
 )
-from omlx_producer.outage import complaint
 from omlx_producer.producer import Producer
-
-_ELSEWHERE = f"name another with {REDIS_OPTION} or {PREFIX}REDIS_URL"
-# The first that fits counts: an AuthenticationError is a ConnectionError too.
-_REASONS: tuple[tuple[tuple[type[RedisError], ...], str], ...] = (
-    (
-        (AuthenticationError,),
-        "refuses the user or password ({error}); correct them in the URL",
-    ),
-    (
-        (NoPermissionError,),
-        "denies this user a right ({error}); grant it with ACL SETUSER, for all keys and channels "
-        "that match rq:* and omlx:*",
-    ),
-    (
-        (AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError),
-        "is part of a Redis Cluster, which is not supported; {elsewhere}",
-    ),
-    ((InvalidResponse,), "is not a Redis server ({error}); {elsewhere}"),
-    ((BusyLoadingError,), "is still loading its data; try again"),
-    (
-        (ConnectionError, TimeoutError),
-        "does not answer ({error}); start a server there, or {elsewhere}",
-    ),
-    ((RedisError,), "refuses: {error}"),
-)
-_SENTINEL = (
-    "lacks a command that jobs need ({error}); if it is a Redis Sentinel, give the URL of the "
-    "master that it watches"
-)
-_CLOSED = ("reset by peer", "Connection closed by server")
-_WANTS_TLS = (
-    "closes the connection ({error}); if it speaks TLS, give rediss:// in place of redis://"
-)
-_NO_FILE = "cannot be reached ({error}); a file that the URL names for TLS does not exist"
-_SPEAKS_NO_TLS = (
-    "does not answer in TLS ({error}); if it speaks none, give redis:// in place of rediss://"
-)
-# What errors of a TLS handshake say. The first that fits counts.
-_TLS = (
-    (
-        "mismatch, certificate is not valid",
-        "has a certificate for another host ({error}); name the host in the URL as it does",
-    ),
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        "has a certificate that is not trusted here ({error}); name the file of its authority in "
-        "the URL, with ?ssl_ca_certs=FILE",
-    ),
-    ("handshake operation timed out", _SPEAKS_NO_TLS),
-    ("WRONG_VERSION_NUMBER", _SPEAKS_NO_TLS),
-    ("RECORD_LAYER_FAILURE", _SPEAKS_NO_TLS),
-    (
-        "_ssl.c",
-        "breaks TLS off ({error}); if it asks for a certificate, name yours in the URL, with "
-        "?ssl_certfile=FILE&ssl_keyfile=FILE",
-    ),
+from omlx_producer.program import (
+    INVALID,
+    JOB_ENDED_BADLY,
+    NOT_ENDED,
+    UNREACHABLE,
+    fail,
+    file_error,
+    option,
 )
 
-
-def redis_error(error: RedisError, url: str, elsewhere: str = _ELSEWHERE) -> str:
-    """A sentence that names the server, its error and the remedy.
-
-    Args:
-        elsewhere: how to use another server.
-    """
-    if meant := complaint(error):
-        reason = "; ".join(meant)
-    elif "unknown command" in str(error):
-        reason = _SENTINEL
-    else:
-        reason = tls_problem(error, url) or next(
-            text for classes, text in _REASONS if isinstance(error, classes)
-        )
-    told = reason.format(error=one_line(str(error)), elsewhere=elsewhere)
-    return f"Redis at {without_password(url)} {told}"
-
-
-def tls_problem(error: RedisError, url: str) -> str | None:
-    """What an error says about TLS in the URL, for `redis_error`; None if it says nothing."""
-    cause = error.__context__
-    text = f"{error} {cause}"
-    if url.startswith("redis:"):
-        closed = any(said in text for said in _CLOSED)
-        return _WANTS_TLS if closed else None
-    if not url.startswith("rediss:"):
-        return None
-    if isinstance(cause, FileNotFoundError):
-        return _NO_FILE
-    return next((reason for said, reason in _TLS if said in text), None)
+REDIS_OPTION = "--redis-url"
+redis_option = option(
+    REDIS_OPTION,
+    section="Redis",
+    metavar="URL",
+    help="Default: OMLX_QUEUE_REDIS_URL, REDIS_URL, or this machine.",
+)
+job_argument = click.argument("job_id")
 
 
 @contextlib.contextmanager

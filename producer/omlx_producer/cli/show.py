@@ -13,12 +13,12 @@ from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 from rq.job import Job
 
-from omlx_producer.cli.common import program_name
 from omlx_producer.client.outcome import WAITING, Outcome
 from omlx_producer.client.waiting import queue_key
 from omlx_producer.figures import read_figures
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.producer import Producer
+from omlx_producer.program import program_name
 from omlx_producer.terminal import counted, write
 from omlx_producer.wire import (
     PRIORITIES,

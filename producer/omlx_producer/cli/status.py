@@ -13,22 +13,11 @@ from rich.console import RenderableType
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import cancel_batch, show_batch
-from omlx_producer.cli.common import (
-    SectionedCommand,
-    job_argument,
-    json_option,
-    option,
-    redis_option,
-)
-from omlx_producer.cli.overview import (
-    NO_MODEL,
-    TableConsole,
-    draw_figures,
-    draw_models,
-    watch_figures,
-)
-from omlx_producer.cli.session import open_producer
+from omlx_producer.cli.overview import NO_MODEL, draw_figures, draw_models, watch_figures
+from omlx_producer.cli.session import job_argument, open_producer, redis_option
+from omlx_producer.console import TableConsole
 from omlx_producer.figures import ModelFigures, read_figures
+from omlx_producer.program import SectionedCommand, json_option, option
 from omlx_producer.terminal import local_time, write
 
 WATCH_SECONDS = 2.0

@@ -15,9 +15,9 @@ from omlx_gateway import streaming
 from omlx_gateway.cli import main as gateway
 from omlx_producer import Producer, connection
 from omlx_producer.bulk import batch, collector
-from omlx_producer.cli.common import UNREACHABLE
 from omlx_producer.cli.main import main
 from omlx_producer.outage import passes
+from omlx_producer.program import UNREACHABLE
 from tests.system.chaos.workload import submit_once
 
 SUBMIT_ALL = "submit-all"

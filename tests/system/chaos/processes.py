@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.cli.common import UNREACHABLE
+from omlx_producer.program import UNREACHABLE
 
 # Of `run_chaos_worker`: there was no server when it started.
 UNREACHED = 75

@@ -17,7 +17,8 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from omlx_producer.outage import Outage, passes, waiting_text
+from omlx_producer.complaints import waiting_text
+from omlx_producer.outage import Outage, passes
 
 
 @pytest.mark.parametrize(

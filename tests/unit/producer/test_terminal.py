@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from omlx_producer.cli.common import fail
+from omlx_producer.program import fail
 from omlx_producer.terminal import duration, in_units, one_cell, write
 
 

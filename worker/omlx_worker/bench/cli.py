@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omlx_producer.cli.common import INTERRUPTED, fail
 from omlx_producer.environment import PREFIX, app_folder
+from omlx_producer.program import INTERRUPTED, INVALID, fail
 from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, ModelCommand, require_mlx
+from omlx_worker.options import ModelCommand, require_mlx
 from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
 
 if TYPE_CHECKING:
@@ -121,13 +121,15 @@ def bench(
     from omlx_worker.engine.rows.interface import ModelError
 
     if mtp_from and options["draft_model"]:
-        fail(USAGE, "--mtp-from: --draft-model drafts in place of a head; leave one of the two out")
+        fail(
+            INVALID, "--mtp-from: --draft-model drafts in place of a head; leave one of the two out"
+        )
     start_logging("warning")
     graft = Graft(mtp_from, state_dir) if mtp_from else None
     try:
         benchmark = Benchmark(model, plan=Plan(laps, tokens), graft=graft, **options)
     except (BenchError, ModelError) as error:
-        fail(USAGE, str(error))
+        fail(INVALID, str(error))
     complete = _run(benchmark)
     _tell(benchmark, model, report, share, complete)
     if not complete:
@@ -178,4 +180,6 @@ def _write(option: str, path: Path, report: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(report, indent=1))
     except OSError as error:
-        fail(USAGE, f"{option} {path}: {error.strerror or error}; give a file that can be written")
+        fail(
+            INVALID, f"{option} {path}: {error.strerror or error}; give a file that can be written"
+        )

@@ -16,7 +16,7 @@ import mlx.core as mx
 from rich import box
 from rich.table import Table
 
-from omlx_producer.cli.overview import TableConsole
+from omlx_producer.console import TableConsole
 from omlx_producer.terminal import counted
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM

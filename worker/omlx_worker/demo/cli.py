@@ -8,9 +8,9 @@ import os
 import click
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, fail
+from omlx_producer.program import INTERRUPTED, INVALID, UNREACHABLE, fail
 from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, describe, require_mlx
+from omlx_worker.options import describe, require_mlx
 
 FAILED = 1
 
@@ -37,7 +37,7 @@ def demo(max_tokens: int) -> None:
     except ServerError as error:
         fail(UNREACHABLE, str(error))
     except ValidationError as error:
-        fail(USAGE, describe(error))
+        fail(INVALID, describe(error))
     except OmlxQueueError as error:
         fail(FAILED, str(error))
     except KeyboardInterrupt:

@@ -31,9 +31,9 @@ from rich.table import Table
 from rich.text import Text
 from rq.job import Job
 
-from omlx_producer.cli.overview import TableConsole
 from omlx_producer.client.outcome import read_stream_end
 from omlx_producer.client.workers import read_workers
+from omlx_producer.console import TableConsole
 from omlx_producer.environment import PREFIX
 from omlx_producer.producer import Producer
 from omlx_producer.terminal import counted

@@ -16,12 +16,11 @@ import click
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import fail
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
+from omlx_producer.program import INVALID, fail
 from omlx_producer.terminal import local_time, one_cell, write
 from omlx_worker.mac.launchd import LaunchAgent
 from omlx_worker.options import (
-    USAGE,
     ModelCommand,
     describe,
     read_settings,
@@ -97,7 +96,7 @@ def status() -> None:
 def logs(follow: bool, lines: int) -> None:
     """Print the end of the service's log."""
     if not _log().exists():
-        fail(USAGE, f"{_log()}: not there; start the service with: omlx-worker service install")
+        fail(INVALID, f"{_log()}: not there; start the service with: omlx-worker service install")
     # -F goes on in the next file when the worker begins one.
     subprocess.run(["tail", "-n", str(lines), *["-F"] * follow, str(_log())], check=False)
 
@@ -118,7 +117,7 @@ def _manager() -> LaunchAgent | UserUnit:
 def _installed() -> LaunchAgent | UserUnit:
     manager = _manager()
     if not manager.path.exists():
-        fail(USAGE, "no service is installed; do it with: omlx-worker service install -m MODEL")
+        fail(INVALID, "no service is installed; do it with: omlx-worker service install -m MODEL")
     return manager
 
 
@@ -141,7 +140,7 @@ def _read(path: Path) -> WorkerSettings:
     try:
         return WorkerSettings(_env_file=path)  # type: ignore[call-arg]
     except ValidationError as error:
-        fail(USAGE, f"{path}: {describe(error)}")
+        fail(INVALID, f"{path}: {describe(error)}")
 
 
 def _write(path: Path, settings: WorkerSettings) -> None:
@@ -149,7 +148,7 @@ def _write(path: Path, settings: WorkerSettings) -> None:
     from omlx_producer.connection import redis_url
 
     if "model" not in settings.model_fields_set:
-        fail(USAGE, "--model: missing; name the model that the service serves")
+        fail(INVALID, "--model: missing; name the model that the service serves")
     values = {name: getattr(settings, name) for name in settings.model_fields_set - _OWN}
     if not settings.embedded_redis:
         values["redis_url"] = redis_url(settings.redis_url, DOTENV)
@@ -174,10 +173,10 @@ def _failures_told(manager: LaunchAgent | UserUnit) -> Iterator[None]:
         yield
     except subprocess.CalledProcessError as error:
         told = error.stderr.strip() or f"exit code {error.returncode}"
-        fail(USAGE, f"{' '.join(error.cmd)}: {one_cell(told)}; {manager.remedy}")
+        fail(INVALID, f"{' '.join(error.cmd)}: {one_cell(told)}; {manager.remedy}")
     except OSError as error:
         remedy = "use omlx-worker run, or make it usable for you, and try again"
-        fail(USAGE, f"{error.filename}: {error.strerror}; {remedy}")
+        fail(INVALID, f"{error.filename}: {error.strerror}; {remedy}")
 
 
 def _tell(manager: LaunchAgent | UserUnit) -> bool:

@@ -1,9 +1,11 @@
-"""Shared by the commands: help in titled sections, exit codes, the end with an error, options."""
+"""A program: its commands and their help, exit codes, and its end with a sentence on stderr."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,6 +18,57 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 JOB_ENDED_BADLY, INVALID, UNREACHABLE, NOT_ENDED = 1, 2, 3, 4
 INTERRUPTED, BROKEN_PIPE = 130, 141
+
+
+class Program(click.Group):
+    """The commands of one program.
+
+    What is written to a closed stdout or stderr is dropped. A reader who leaves ends the program
+    quietly, and a file that cannot be written with one sentence.
+    """
+
+    def __init__(
+        self, *args: Any, context_settings: dict[str, Any] | None = None, **attributes: Any
+    ) -> None:
+        settings = {"help_option_names": ["-h", "--help"], **(context_settings or {})}
+        super().__init__(*args, context_settings=settings, **attributes)
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        with _exit_codes():
+            for name in ("stdout", "stderr"):
+                if getattr(sys, name) is None:
+                    setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the end)
+            return super().main(*args, **extra)
+
+    # click ends with 1, without a word, if a broken pipe leaves one of these.
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _exit_codes():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _exit_codes():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _exit_codes() -> Iterator[None]:
+    """End the program with its exit code after an interrupt or an error of a stream or a file."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(BROKEN_PIPE)
+    except OSError as error:
+        fail(JOB_ENDED_BADLY, file_error(error))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                # Python fails if it cannot flush at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class SectionedCommand(click.Command):
@@ -47,33 +100,7 @@ def option(*names: str, section: str, **attributes: Any) -> Callable[[_Command],
     return click.option(*names, cls=_Option, section=section, **attributes)
 
 
-REDIS_OPTION = "--redis-url"
-redis_option = option(
-    REDIS_OPTION,
-    section="Redis",
-    metavar="URL",
-    help="Default: OMLX_QUEUE_REDIS_URL, REDIS_URL, or this machine.",
-)
-job_argument = click.argument("job_id")
 json_option = option("--json", "as_json", section="Output", is_flag=True, help="Print JSON.")
-
-
-output_option = option(
-    "-o",
-    "--output",
-    section="Output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Results (.jsonl, .csv, .parquet); errors beside them.",
-)
-with_body_option = option(
-    "--with-body", section="Output", is_flag=True, help="Add whole responses to a CSV or Parquet."
-)
-csv_safe_option = option(
-    "--csv-safe/--no-csv-safe",
-    section="Output",
-    default=True,
-    help="Put ' before cells of a CSV that look like formulas.",
-)
 
 
 def fail(exit_code: int, message: str) -> NoReturn:
