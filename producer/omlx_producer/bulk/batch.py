@@ -15,8 +15,11 @@ Of two open batches for one queue, the one that was served, or came, less recent
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
+import os
 import re
+import socket
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,11 +124,20 @@ return 'open'
 # Make the batch of a run. While rows of it are left, it does not expire.
 #
 # KEYS  the batch, open batches
-# ARGV  run, time, seconds to keep it, fields
+# ARGV  run, time, seconds to keep it, '1' at the start of a command, fields
+#
+# Returns who has cancelled it, or false.
 _OPEN_RUN = """
+local by = redis.call('HGET', KEYS[1], 'cancelled_by')
+if ARGV[4] == '1' then
+  redis.call('HDEL', KEYS[1], 'cancelled_by', 'cancelling_at')
+elseif by then
+  return by
+end
 redis.call('HSETNX', KEYS[1], 'created_at', ARGV[2])
-redis.call('HSET', KEYS[1], 'keep_seconds', ARGV[3], unpack(ARGV, 4))
+redis.call('HSET', KEYS[1], 'keep_seconds', ARGV[3], unpack(ARGV, 5))
 if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('EXPIRE', KEYS[1], ARGV[3], 'NX') end
+return by
 """
 
 # Upload the rows of a run that the batch does not know.
@@ -134,6 +146,7 @@ if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('EXPIRE', KEYS[1],
 # ARGV  run, time, queues of all its rows; for each row: queue, name, entry
 _ENTER = """
 local key, added = KEYS[1], 0
+if redis.call('HEXISTS', key, 'cancelled_by') == 1 then return 0 end
 for i = 4, #ARGV, 3 do
   if redis.call('SADD', key .. ':rows', ARGV[i + 1]) == 1 then
     redis.call('RPUSH', key .. ':waiting:' .. ARGV[i], ARGV[i + 2])
@@ -188,22 +201,37 @@ end
 return names
 """
 
-# Rows that wait are dropped. Rows with jobs end as they are stopped.
+# Rows that wait are dropped. Rows with jobs end as they are stopped. Into the batch of a run no row
+# enters from then on, its client is told, and the rows that wait are left to `_WITHDRAW`.
+#
+# Returns false if it is over; else whether it is a run's, and the names of the rows that run.
 _CANCEL = """
-local state = redis.call('HGET', KEYS[1], 'state')
+local found = redis.call('HMGET', KEYS[1], 'state', 'home')
+local state, home = found[1], found[2]
 if state ~= 'uploading' and state ~= 'open' and state ~= 'cancelling' then return false end
 redis.call('HSETNX', KEYS[1], 'cancelling_at', ARGV[2])
+redis.call('HSET', KEYS[1], 'cancelled_by', ARGV[6])
 local running = {}
 for i = 3, #KEYS, 3 do
-  redis.call('DEL', KEYS[i])
-  redis.call('ZREM', KEYS[i + 1], ARGV[1])
+  if not home then
+    redis.call('DEL', KEYS[i])
+    redis.call('ZREM', KEYS[i + 1], ARGV[1])
+  end
   for _, row in ipairs(redis.call('HKEYS', KEYS[i + 2])) do
     running[#running + 1] = row
     local job = ARGV[3] .. 'row-' .. ARGV[1] .. '-' .. row
     if redis.call('EXISTS', job) == 1 then redis.call('HSET', job, ARGV[4], 1) end
   end
 end
-redis.call('HSET', KEYS[1], 'left', #running, 'state', 'cancelling')
+redis.call('HSET', KEYS[1], 'state', 'cancelling')
+if home then
+  redis.call('XADD', KEYS[1] .. ':ended', '*', 'row', '')
+  if redis.call('ZSCORE', KEYS[2], ARGV[1]) == false then
+    redis.call('EXPIRE', KEYS[1] .. ':ended', ARGV[5])
+  end
+  return {1, running}
+end
+redis.call('HSET', KEYS[1], 'left', #running)
 if #running == 0 then
   redis.call('HSET', KEYS[1], 'state', 'cancelled', 'ended_at', ARGV[2])
   redis.call('ZADD', KEYS[2] .. ':ended', ARGV[2], ARGV[1])
@@ -211,7 +239,7 @@ if #running == 0 then
   redis.call('EXPIRE', KEYS[1] .. ':results', ARGV[5])
   redis.call('ZREM', KEYS[2], ARGV[1])
 end
-return running
+return {0, running}
 """
 
 
@@ -292,8 +320,10 @@ class BatchState(BaseModel):
                 f"{batch_id}: {name}: got {found.get(name, '')!r:.60} in Redis; set a number, or "
                 "delete the batch",
             ) from None
-        ended = "home" in found and state.left <= 0
-        return state.model_copy(update={"state": "done"}) if ended else state
+        if "home" in found and state.left <= 0:
+            ended = "cancelled" if state.state == "cancelling" else "done"
+            return state.model_copy(update={"state": ended})
+        return state
 
 
 @dataclass(frozen=True)
@@ -479,13 +509,25 @@ class Batch:
     def of_run(cls, connection: redis.Redis, run: str) -> Batch:
         return cls(connection, f"batch-{run}")
 
-    def open_run(self, priority: Priority, job_timeout: int) -> None:
-        """Make the batch of a run, or find it."""
+    def open_run(self, priority: Priority, job_timeout: int, *, again: bool = False) -> str:
+        """Make the batch of a run, or find it.
+
+        Args:
+            again: as the command did that still runs; else it is open after a cancel, too.
+
+        Returns:
+            Who has cancelled it; empty if nobody did.
+        """
         settings: dict[str, Any] = {"state": "open", "home": 1, WIRE_FIELD: WIRE_VERSION}
         settings |= {"priority": priority, "job_timeout": job_timeout}
-        args: list[Any] = [self.run, server_time(self.connection), KEEP_SECONDS]
+        args: list[Any] = [self.run, server_time(self.connection), KEEP_SECONDS, int(not again)]
         args += [part for field in settings.items() for part in field]
-        self.connection.register_script(_OPEN_RUN)(keys=[self.key, BATCHES_KEY], args=args)
+        script = self.connection.register_script(_OPEN_RUN)
+        return str_if_bytes(script(keys=[self.key, BATCHES_KEY], args=args) or "")
+
+    def cancelled_by(self) -> str:
+        """Who has cancelled the batch; empty if nobody did."""
+        return str_if_bytes(self.connection.hget(self.key, "cancelled_by") or "")
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Upload rows of a run. Those that the batch knows already are left as they are."""
@@ -503,6 +545,10 @@ class Batch:
         if script(keys=keys, args=[self.run, now, " ".join(queues), *args]):
             for model in models:
                 self.connection.publish(wake_channel(model), len(rows))
+
+    def end_run(self) -> None:
+        """Note that all rows of a run are done."""
+        self.connection.hset(self.key, "state", "done")
 
     def withdraw(self) -> list[str]:
         """Take out the rows of a run that do not run; returns their names."""
@@ -635,8 +681,8 @@ class Batch:
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
 
-        The batch is over when its last running row has ended; one that is uploaded is at once.
-        Returns False if it is over already.
+        The batch is over when its last running row has ended; one that is uploaded is at once. The
+        command of a run ends as if it was interrupted. Returns False if it is over already.
         """
         state = self.look()
         keys = [self.key, BATCHES_KEY]
@@ -644,13 +690,28 @@ class Batch:
             keys += [self.waiting_key(queue), open_key(queue), self.running_key(queue)]
         now, jobs = server_time(self.connection), Job.redis_job_namespace_prefix
         script = self.connection.register_script(_CANCEL)
-        running = script(keys=keys, args=[self.run, now, jobs, STOP_FIELD, KEEP_SECONDS])
-        for number in running or ():
+        args: list[Any] = [self.run, now, jobs, STOP_FIELD, KEEP_SECONDS, _this_user()]
+        found = script(keys=keys, args=args)
+        if found is None:
+            return False
+        of_run, running = found
+        if of_run:
+            self.withdraw()
+        for number in running:
             job_id = row_job_id(self.run, str_if_bytes(number))
             # One that has ended, or waits again, needs no command.
             with contextlib.suppress(InvalidJobOperation, NoSuchJobError):
                 send_stop_job_command(self.connection, job_id, serializer=JSONSerializer)
-        return running is not None
+        return True
+
+
+def _this_user() -> str:
+    """Who asks, for whoever waits."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"user {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
 
 
 def open_key(queue: str) -> str:

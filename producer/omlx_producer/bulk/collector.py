@@ -22,12 +22,12 @@ import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.row import BadRow, Row, RowResult
+from omlx_producer.bulk.row import BadRow, Row, RowResult, place_of
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.complaints import waiting_text
 from omlx_producer.outage import Outage, passes
 from omlx_producer.signals import StopSignals
-from omlx_producer.terminal import write
+from omlx_producer.terminal import counted, write
 from omlx_producer.wire import Priority
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
@@ -43,6 +43,8 @@ GROUP = 256
 GROUP_SECONDS = 0.25
 RECONCILE_SECONDS = 30.0
 WITHDRAW_SECONDS = 0.5
+# The code of rows that were stopped.
+CANCELLED = "cancelled"
 # Of the loop: a turn's wait, how long Redis may be away, pauses between tries.
 WAIT_SECONDS = 0.5
 PATIENCE_SECONDS = 300.0
@@ -70,6 +72,10 @@ class Collector:
             `HELD_ROWS` and `HELD_CHARACTERS`, so that a model that nobody serves holds up no other.
         on_results: called with results that are durable.
         rerun_failures: run a row again if Redis holds its failure of an earlier run.
+
+    Attributes:
+        cancelled_by: who has cancelled the batch; empty if nobody did. The run then stops.
+        waited: the rows that it took out of Redis, or stopped.
     """
 
     def __init__(
@@ -110,10 +116,18 @@ class Collector:
         self._exhausted = self._stopping = False
         self._reconciled_at = time.monotonic()
         self._withdrawn_at = float("-inf")
+        self._cancelled_before = False
+        self.cancelled_by = ""
+        self.waited: list[Row] = []
 
     @property
     def stopped(self) -> bool:
         return self._stopping
+
+    @property
+    def cancelled(self) -> str:
+        """Who has cancelled the batch, in words; empty if nobody did."""
+        return f"{self._batch.id} was cancelled by {self.cancelled_by}" * bool(self.cancelled_by)
 
     @property
     def in_flight(self) -> int:
@@ -137,7 +151,7 @@ class Collector:
             OSError: if the sink cannot be written.
         """
         if self._found is None:
-            self._batch.open_run(*self._settings)
+            self._cancelled_before = bool(self._batch.open_run(*self._settings))
             self._found = self._batch.stored_results()
         self._acknowledge()
         self._enter()
@@ -175,6 +189,7 @@ class Collector:
         """
         try:
             self._batch.withdraw()
+            self._batch.end_run()
             self._collect(0)
             self._batch.acknowledge(list(self._found or ()), itertools.chain(*self._hints.values()))
         except RedisError as error:
@@ -234,7 +249,8 @@ class Collector:
             self._unsent[row.digest] = row
             return
         result = RowResult.of_line(row, found)
-        if result.ok or not self._rerun_failures:
+        stopped = self._cancelled_before and result.code == CANCELLED
+        if result.ok or not (self._rerun_failures or stopped):
             self._settle(result)
         else:
             self._batch.acknowledge([row.digest])
@@ -263,7 +279,10 @@ class Collector:
             entries = self._hints.setdefault(digest, [])
             if entry not in entries:
                 entries.append(entry)
-        self._look_at(list(dict.fromkeys(digest for digest, _ in ended)))
+        digests = dict.fromkeys(digest for digest, _ in ended)
+        if "" in digests:
+            self._heed(self._batch.cancelled_by())
+        self._look_at(list(digests))
 
     def _look_at(self, digests: Sequence[str]) -> None:
         """Settle the rows that have a result."""
@@ -271,9 +290,24 @@ class Collector:
             chunk = digests[start : start + FETCH]
             for digest, line in self._batch.stored(chunk).items():
                 if row := self._in_flight.get(digest):
-                    self._settle(RowResult.of_line(row, line))
+                    self._end(RowResult.of_line(row, line), row)
                 elif self._found is not None and not self._is_settled(digest):
                     self._found[digest] = line
+
+    def _end(self, result: RowResult, row: Row) -> None:
+        """Settle a result. What the cancel of the batch has stopped is as if it had waited."""
+        if not (self.cancelled_by and result.code == CANCELLED):
+            self._settle(result)
+            return
+        self._batch.acknowledge([row.digest], self._hints.pop(row.digest, ()))
+        self.waited.append(row)
+        self._leave(row.digest)
+
+    def _heed(self, cancelled_by: str) -> None:
+        if cancelled_by and not self.cancelled_by:
+            self.cancelled_by = cancelled_by
+            self.stop()
+            self._withdraw()
 
     def _is_settled(self, digest: str) -> bool:
         done: Any = itertools.chain(self._settled, self._durable)
@@ -281,9 +315,12 @@ class Collector:
 
     def _reconcile(self) -> None:
         """Look at every row, and upload again those that Redis does not know."""
-        self._batch.open_run(*self._settings)
+        self._heed(self._batch.open_run(*self._settings, again=True))
         digests = list(self._in_flight)
         self._look_at(digests)
+        if self.cancelled_by:
+            self._reconciled_at = time.monotonic()
+            return
         for digest in self._batch.unknown([d for d in digests if d in self._in_flight]):
             self._unsent[digest] = self._in_flight[digest]
         self._send()
@@ -292,7 +329,12 @@ class Collector:
     def _withdraw(self) -> None:
         if time.monotonic() - self._withdrawn_at < WITHDRAW_SECONDS:
             return
-        for digest in [*self._batch.withdraw(), *self._unsent]:
+        left = [*self._batch.withdraw(), *self._unsent]
+        if self.cancelled_by:
+            # Whoever cancels takes rows out, too.
+            left += self._batch.unknown([d for d in self._in_flight if d not in left])
+            self.waited += [row for each in left if (row := self._in_flight.get(each))]
+        for digest in left:
             self._leave(digest)
         self._withdrawn_at = time.monotonic()
 
@@ -364,8 +406,14 @@ def turns(
         redis.exceptions.RedisError: if Redis is away for longer, or refuses.
         KeyboardInterrupt: at the second interrupt, or the first if Redis is away.
     """
-    outage = Outage(FIRST_PAUSE, LONGEST_PAUSE)
+    outage, told = Outage(FIRST_PAUSE, LONGEST_PAUSE), False
     while collector.busy:
+        if collector.cancelled:
+            if not told:
+                write(f"\n{collector.cancelled}: {_not_run(collector)}\n", err=True)
+                told = True
+            if signals.asked:
+                raise KeyboardInterrupt
         if signals.asked and not collector.stopped:
             collector.stop()
             write(
@@ -383,6 +431,16 @@ def turns(
             _wait(outage, error, patience)
             collector.recover()
         yield
+
+
+def _not_run(collector: Collector) -> str:
+    """What a cancel has left of the rows in Redis."""
+    waited = sorted(collector.waited, key=lambda row: row.line)
+    first = waited and f", the first of them {place_of(waited[0].line, waited[0].custom_id)}"
+    return (
+        f"{counted(len(waited), 'row')} of it did not run{first or ''}; waiting for the rows that "
+        f"run, of {collector.in_flight} in Redis. Interrupt to leave at once"
+    )
 
 
 def _wait(outage: Outage, error: RedisError, patience: float) -> None:

@@ -91,8 +91,7 @@ def run_into(
         replace_results=replace,
         progress=progress,
     )
-    if not ended.finished:
-        raise KeyboardInterrupt
+    ended.require_finished()
     return ended.failures
 
 

@@ -24,7 +24,7 @@ from omlx_producer.bulk.output import (
 )
 from omlx_producer.bulk.plan import balanced
 from omlx_producer.bulk.progress import Progress, Show, say_ignored, say_skipped
-from omlx_producer.errors import InvalidRequest
+from omlx_producer.errors import InvalidRequest, JobCancelled
 from omlx_producer.signals import StopSignals
 
 # How often a run notes how long it has taken.
@@ -38,10 +38,24 @@ class Ended(NamedTuple):
         finished: False if it was interrupted.
         failures: rows of the output that have failed, in this run or an earlier one, by code. Those
             that the input no longer has do not count.
+        cancelled: who has cancelled its batch, in words; empty if nobody did.
     """
 
     finished: bool
     failures: Counter[str]
+    cancelled: str = ""
+
+    def require_finished(self) -> None:
+        """Raise what has ended the run early, if anything has.
+
+        Raises:
+            JobCancelled: if its batch was cancelled.
+            KeyboardInterrupt: if it was interrupted.
+        """
+        if self.cancelled:
+            raise JobCancelled(self.cancelled.split()[0], self.cancelled)
+        if not self.finished:
+            raise KeyboardInterrupt
 
 
 def run_here(
@@ -94,7 +108,8 @@ def run_here(
             refused_too=refused_too,
         )
         finished = run.go(ordered=ordered)
-        return Ended(finished, target.store.failures(seen=source.whole))
+        failures = target.store.failures(seen=source.whole)
+        return Ended(finished, failures, run.cancelled)
 
 
 class Run:
@@ -133,6 +148,11 @@ class Run:
             on_results=self._progress.count,
             rerun_failures=only_failures,
         )
+
+    @property
+    def cancelled(self) -> str:
+        """See `Collector.cancelled`."""
+        return self._collector.cancelled
 
     def go(self, *, ordered: bool) -> bool:
         """Run all rows and finish the files; False after an interrupt."""

@@ -16,6 +16,7 @@ from omlx_producer.bulk.plan import balanced
 from omlx_producer.bulk.progress import Progress, Show
 from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.bulk.store import new_run_id
+from omlx_producer.errors import JobCancelled
 from omlx_producer.signals import StopSignals
 
 
@@ -59,6 +60,8 @@ def stream_results(
             for _ in turns(collector, StopSignals()):
                 shown.show(source.models, collector.in_flight)
                 yield from arrived.take()
+            if collector.cancelled:
+                raise JobCancelled(f"batch-{run}", collector.cancelled)
             shown.meter.total = source.seen.rows
         finally:
             if collector.busy:

@@ -337,6 +337,47 @@ def test_stopping_needs_no_worker_for_rows_that_were_given_back(connection: redi
     assert connection.llen(f"{RQ}:queue:{QUEUE}") == 0
 
 
+@pytest.mark.parametrize("client", ["here", "away"])
+def test_what_a_cancel_of_the_batch_has_taken_out_or_stopped_runs_with_the_next_command(
+    redis_url: str, connection: redis.Redis, client: str
+) -> None:
+    sink, wanted = Kept(), rows(30, max_completion_tokens=60)
+    collector = Collector(connection, RUN, wanted, sink, window=20)
+    batch = Batch.of_run(connection, RUN)
+    with running_worker(redis_url, max_rows=4, step_seconds=0.01):
+        collector.turn(0.01)
+        wait_for(lambda: connection.llen(f"omlx:batch:{RUN}:waiting:{QUEUE}") == 16)
+        assert batch.cancel()
+        if client == "here":
+            finish(collector, 10)
+            assert "@" in collector.cancelled
+            assert {row.custom_id for row in collector.waited} | set(sink.names) == {
+                row.custom_id for row in wanted[:20]
+            }
+        wait_for(lambda: batch.read().state == "cancelled")
+        assert jobs_in_redis(connection) == 0
+        done = set(sink.names)
+        again = Collector(connection, RUN, [r for r in wanted if r.custom_id not in done], sink)
+        finish(again)
+        again.sweep()
+    assert sink.names == names(wanted)
+    assert all(result.ok for result in sink.results)
+    assert batch.read().state == "done"
+    assert not batch.cancel()
+
+
+def test_no_row_enters_a_batch_that_is_cancelled(connection: redis.Redis) -> None:
+    batch = Batch.of_run(connection, RUN)
+    batch.open_run("bulk", 60)
+    assert batch.cancel()
+    batch.enter(rows(3))
+    assert rows_in_redis(connection) == 0
+    assert batch.open_run("bulk", 60, again=True) == batch.cancelled_by() != ""
+    batch.open_run("bulk", 60)
+    batch.enter(rows(3))
+    assert rows_in_redis(connection) == 3
+
+
 def test_a_result_stays_in_redis_until_the_sink_has_it(
     redis_url: str, connection: redis.Redis
 ) -> None:

@@ -10,7 +10,15 @@ from typing import Any, Self
 import pytest
 import redis
 
-from omlx_producer import BulkResult, InvalidRequest, JobTimeout, Producer, UnknownJob, read_results
+from omlx_producer import (
+    BulkResult,
+    InvalidRequest,
+    JobCancelled,
+    JobTimeout,
+    Producer,
+    UnknownJob,
+    read_results,
+)
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.wire import ResponseFormat
@@ -38,6 +46,20 @@ def waiting(connection: redis.Redis) -> int:
     """Rows that wait in Redis."""
     keys = connection.scan_iter("omlx:batch:*:waiting:*")
     return sum(int(connection.llen(key)) for key in keys)
+
+
+@pytest.mark.parametrize("into", ["a file", "the program"])
+def test_a_cancel_by_somebody_else_is_an_error_of_its_own(
+    producer: Producer, connection: redis.Redis, tmp_path: Path, into: str
+) -> None:
+    def cancel(*_: object) -> None:
+        for key in connection.scan_iter("omlx:batch:????????????"):
+            Batch(connection, f"batch-{key.decode()[-12:]}").cancel()
+
+    out = {"a file": tmp_path / "out.jsonl", "the program": None}[into]
+    with pytest.raises(JobCancelled, match=r"^batch-\w+ was cancelled by \S+@\S+$"):
+        list(producer.run(["a", "b"], out, progress=cancel, **FIELDS))
+    assert waiting(connection) == 0
 
 
 class Frame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +172,33 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
         assert "continue with: omlx-submit run rows.jsonl -o out.jsonl --window 50" in err
         assert 20 < count_lines(output) < 200
         # Nothing is left in Redis for workers to go on with.
+        assert jobs_in_redis(connection) == 0
+        code, _, err = submit(redis_url, tmp_path, *run)
+    assert code == 0, err
+    assert sorted(ids(output)) == sorted(f"r{n}" for n in range(200))
+
+
+@pytest.mark.system
+def test_a_run_whose_batch_is_cancelled_says_by_whom_and_goes_on_when_repeated(
+    redis_url: str, connection: redis.Redis, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    write_rows(tmp_path / "rows.jsonl", 200, max_tokens=20)
+    with worker_process(redis_url, max_rows=8, step_seconds=0.01):
+        wait_for_model(connection)
+        run = ("run", "rows.jsonl", "-o", "out.jsonl")
+        process = spawn(redis_url, tmp_path, *run)
+        wait_for(lambda: count_lines(output) > 20)
+        ((_, batch),) = [key.split(b":")[1:] for key in connection.keys("omlx:batch:????????????")]
+        code, out, _ = submit(redis_url, tmp_path, "cancel", f"batch-{batch.decode()}")
+        assert (code, out) == (0, "cancelled\n")
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        by = rf"batch-{batch.decode()} was cancelled by \S+@\S+"
+        assert re.search(rf"{by}: \d+ rows of it did not run, the first of them line \d+, id", err)
+        assert re.search(rf"{by}; continue with: omlx-submit run rows.jsonl -o out.jsonl", err)
+        assert errors(output) == []
+        assert 20 < count_lines(output) < 200
         assert jobs_in_redis(connection) == 0
         code, _, err = submit(redis_url, tmp_path, *run)
     assert code == 0, err

@@ -89,7 +89,6 @@ def test_500_rows_survive_the_killing_of_clients_a_worker_and_redis(tmp_path: Pa
         client = client_until(torn + 20)
         out, err = client.communicate(timeout=60)
         assert (client.returncode, out) == (0, ""), err
-        assert "cut off" in err
         assert jobs_in_redis(connection) == 0
         assert not list(connection.scan_iter("rq:queue:omlx:*"))
 
