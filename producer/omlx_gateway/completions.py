@@ -32,7 +32,7 @@ from omlx_gateway.quotas import note_waiting, require_rate, require_room
 from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
 from omlx_producer.client.outcome import fetch_job, unknown_job
-from omlx_producer.errors import JobCancelled, JobFailed
+from omlx_producer.errors import InvalidRequest, JobCancelled, JobFailed
 from omlx_producer.wire import Completion, GenerationRequest, read_queue_name
 from omlx_producer.wire.responses import chat_fields, response_of
 
@@ -77,9 +77,9 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     jobs = list[AsyncJobHandle]()
     async with gateway.body_of(request) as body:
         if body.get(foreign) is not None:
-            raise ApiError(400, f"{foreign}: unknown here; give {own}", param=foreign)
+            raise InvalidRequest(foreign, "unknown here", f"give {own}")
         if body.get(own) is None:
-            raise ApiError(400, f"{own}: missing; give {own}", param=own)
+            raise InvalidRequest(own, "missing", f"give {own}")
         model = body.get("model")
         require_model(request, model if isinstance(model, str) else None)
         if own == "input":
@@ -138,7 +138,7 @@ async def _results(jobs: list[AsyncJobHandle]) -> list[Completion]:
     """The results of all prompts of a request.
 
     Raises:
-        ApiError: if they are too long for one answer. A worker bounds each of them.
+        InvalidRequest: if they are too long for one answer. A worker bounds each of them.
     """
     left = MAX_ANSWER_BYTES
 
@@ -147,12 +147,9 @@ async def _results(jobs: list[AsyncJobHandle]) -> list[Completion]:
         made = await job.result(RESULT_SECONDS)
         left -= len(json.dumps(made)) if len(jobs) > 1 else 0
         if left < 0:
-            raise ApiError(
-                400,
-                f"prompt: the answers to {len(jobs)} prompts take more than "
-                f"{MAX_ANSWER_BYTES // 2**20} MiB; give fewer prompts, or upload a batch",
-                param="prompt",
-            )
+            most = f"{MAX_ANSWER_BYTES // 2**20} MiB"
+            got = f"the answers to {len(jobs)} prompts take more than {most}"
+            raise InvalidRequest("prompt", got, "give fewer prompts, or upload a batch")
         return made
 
     return await asyncio.gather(*map(result, jobs))
@@ -164,11 +161,8 @@ def _each_prompt(body: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], str | list):
         return [body]
     if len(prompts) > MAX_PROMPTS:
-        raise ApiError(
-            400,
-            f"prompt: got {len(prompts)} prompts; give at most {MAX_PROMPTS}, or upload a batch",
-            param="prompt",
-        )
+        remedy = f"give at most {MAX_PROMPTS}, or upload a batch"
+        raise InvalidRequest("prompt", f"got {len(prompts)} prompts", remedy)
     return [{**body, "prompt": prompt} for prompt in prompts]
 
 
@@ -190,11 +184,8 @@ def _stream_options(body: dict[str, Any]) -> dict[str, bool]:
     if options is None:
         return {}
     if not isinstance(options, dict):
-        raise ApiError(
-            400,
-            f"stream_options: got {options!r:.60}; give an object with include_usage",
-            param="stream_options",
-        )
+        remedy = "give an object with include_usage"
+        raise InvalidRequest("stream_options", f"got {options!r:.60}", remedy)
     return {name: options.get(name) is True for name in ("include_usage", "include_drafted")}
 
 

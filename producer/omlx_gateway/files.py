@@ -32,7 +32,7 @@ from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile
 from omlx_gateway.pages import index_entry, page_of
-from omlx_producer.errors import UnknownJob
+from omlx_producer.errors import InvalidRequest, UnknownJob
 
 FILES_KEY = "omlx:http:files"
 """The index of files, see `omlx_gateway.pages`. A new batch has entries for both of its outputs."""
@@ -164,7 +164,8 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
     """The file of an upload, in a temporary file without a name.
 
     Raises:
-        ApiError: 400 if a field is missing or wrong, 413 if it is too long.
+        InvalidRequest: if a field is missing or wrong.
+        ApiError: 413 if it is too long.
     """
     gateway = Gateway.of(request)
     most = min(gateway.limits.file_bytes, gateway.contents.most)
@@ -188,13 +189,13 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
     try:
         for name in form:
             if name not in ("file", "purpose"):
-                raise ApiError(400, f"{name[:80]}: unknown; leave it out", param=name[:80])
+                raise InvalidRequest(name[:80], "unknown", "leave it out")
         purpose, content = form.get("purpose"), form.get("file")
         if purpose != PURPOSE:
-            raise ApiError(400, f"purpose: got {purpose!r:.80}; give 'batch'", param="purpose")
+            raise InvalidRequest("purpose", f"got {purpose!r:.80}", "give 'batch'")
         if not isinstance(content, UploadFile):
-            raise ApiError(400, "file: missing; give a file of JSON lines", param="file")
-    except ApiError:
+            raise InvalidRequest("file", "missing", "give a file of JSON lines")
+    except InvalidRequest:
         await form.close()
         raise
     name = (content.filename or "").encode(errors="replace").decode()

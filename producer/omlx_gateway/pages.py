@@ -15,7 +15,7 @@ from redis.utils import str_if_bytes
 from starlette.requests import Request
 
 from omlx_gateway.access import owner_of
-from omlx_gateway.errors import ApiError
+from omlx_producer.errors import InvalidRequest
 
 _CHUNK = 1000
 
@@ -43,16 +43,16 @@ def page_of(
         usual: entries of a page if the request does not say; else ``most``.
 
     Raises:
-        ApiError: 400 for a wrong parameter.
+        InvalidRequest: for a wrong parameter.
     """
     limit = _limit(request, most, usual or most)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise ApiError(400, f"order: got {order!r:.60}; give asc or desc", param="order")
+        raise InvalidRequest("order", f"got {order!r:.60}", "give asc or desc")
     ids = ids_of(connection, key, owner_of(request), desc=order == "desc")
     after = request.query_params.get("after")
     if after is not None and after not in ids:
-        raise ApiError(400, f"after: got {after!r:.80}, an unknown id", param="after")
+        raise InvalidRequest("after", f"got {after!r:.80}, an unknown id")
     data = list(itertools.islice(filter(None, map(document, ids)), limit + 1))
     shown = data[:limit]
     return {
@@ -111,5 +111,5 @@ def _limit(request: Request, most: int, usual: int) -> int:
     if given is None:
         return usual
     if not (given.isascii() and given.isdecimal() and len(given) < 9 and 1 <= int(given) <= most):
-        raise ApiError(400, f"limit: got {given!r:.60}; give 1 to {most}", param="limit")
+        raise InvalidRequest("limit", f"got {given!r:.60}", f"give 1 to {most}")
     return int(given)

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omlx_gateway.app import create_app
 from omlx_gateway.errors import ApiError
 from omlx_producer.client.workers import workers_key
-from omlx_producer.operate import pause_model, paused_models
+from omlx_producer.figures import PAUSED_KEY
+from omlx_producer.operate import pause_model
 from tests.helpers.browser import CHROMIUM, Page, browser_page
 from tests.helpers.bulk_runs import upload
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
@@ -67,9 +68,9 @@ def test_buttons_pause_resume_and_cancel(page: Page, redis_url: str, connection:
     with running_gateway(redis_url) as url:
         page.open(url)
         click(page, "Pause demo")
-        wait_for(lambda: paused_models(connection) == {"demo"})
+        wait_for(lambda: connection.smembers(PAUSED_KEY) == {b"demo"})
         click(page, "Resume demo")
-        wait_for(lambda: paused_models(connection) == set())
+        wait_for(lambda: connection.smembers(PAUSED_KEY) == set())
         page.evaluate("window.confirm = () => false")
         click(page, f"Cancel {batch.id}")
         assert batch.read().state == "open"
@@ -189,7 +190,7 @@ def test_foreign_names_are_text(page: Page, redis_url: str, connection: Redis) -
         assert page.evaluate("document.querySelectorAll('script').length") == 1
         assert page.evaluate("document.title") == "omlx-queue"
         page.evaluate("document.querySelector('#models button').click()")
-        wait_for(lambda: paused_models(connection) == {HOSTILE})
+        wait_for(lambda: connection.smembers(PAUSED_KEY) == {HOSTILE.encode()})
 
 
 class WithKey:

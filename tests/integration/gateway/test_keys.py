@@ -20,7 +20,8 @@ from redis import Redis
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
 from omlx_gateway.limits import Limits
-from omlx_producer.operate import pause_model, paused_models
+from omlx_producer.figures import PAUSED_KEY
+from omlx_producer.operate import pause_model
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.rows.row import Row
 from tests.helpers import bulk_runs
@@ -254,11 +255,11 @@ def test_the_page_and_its_buttons_need_an_admin_key(
         for answer in (ask(other, "GET", ""), *refused):
             assert answer.status_code == 403
             assert "keys add NAME --admin" in answer.json()["error"]["message"]
-        assert (paused_models(connection), batch.read().state) == ({"held"}, "open")
+        assert (connection.smembers(PAUSED_KEY), batch.read().state) == ({b"held"}, "open")
         assert len(ask(admin, "GET", "").json()["batches"]) == 1
         for each in buttons:
             assert ask(admin, "POST", f"/{each}").json() == {"changed": True}
-        assert (paused_models(connection), batch.read().state) == ({"demo"}, "cancelled")
+        assert (connection.smembers(PAUSED_KEY), batch.read().state) == ({b"demo"}, "cancelled")
 
 
 @pytest.mark.usefixtures("worker")
