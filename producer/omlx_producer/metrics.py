@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, BatchState
@@ -121,9 +121,8 @@ class QueueCollector(Collector):
                 self._note_ends()
                 samples += self._read()
                 found = list(self._latency.collect())
-        except RedisError as error:
-            # A key of another type is no outage.
-            samples = [(_UP, {}, float(isinstance(error, ResponseError)))]
+        except RedisError:
+            samples = [(_UP, {}, 0.0)]
         yield from (*draw(samples), *found)
 
     def _read(self) -> Iterator[Sample]:

@@ -173,22 +173,6 @@ def test_a_scrape_answers_while_redis_is_away(private_server: RedisServer) -> No
     assert (value(back, "redis_up"), value(back, "redis_away_seconds")) == (1, 0)
 
 
-def test_a_key_of_another_type_is_no_outage(redis_url: str, connection: Redis) -> None:
-    connection.set("omlx:batches", "junk")
-    with measured_worker(redis_url) as (_, port):
-        found = scrape(port)
-    assert value(found, "redis_up") == 1
-
-
-def test_a_batch_ends_also_where_its_end_cannot_be_noted(redis_url: str, connection: Redis) -> None:
-    connection.set("omlx:batches:ended", "junk")
-    batch = batch_of(connection, 3)
-    with measured_worker(redis_url) as (_, port):
-        wait_for(lambda: batch.read().over)
-        assert value(scrape(port), "redis_up") == 1
-    assert batch.read().ok == 3
-
-
 # The command
 
 

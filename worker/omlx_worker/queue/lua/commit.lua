@@ -57,7 +57,7 @@ end
 -- Tell the group of the submitter of the end, with the result; all its waits read this one stream.
 local function tell_group(group, job, ending, succeeded, payload, event)
   if not group or group == '' then return end
-  redis.pcall('XADD', ends .. group, 'MINID', '~', math.floor((time - kept) * 1000), '*',
+  redis.call('XADD', ends .. group, 'MINID', '~', math.floor((time - kept) * 1000), '*',
     'job', job, 'status', ending, 'type', succeeded and '1' or '2',
     result_of(succeeded, payload, event))
   redis.call('EXPIRE', ends .. group, kept)
@@ -125,7 +125,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 
   if ttl == 0 then
     redis.call('DEL', key, executions_key(job))
-    if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end
+    if fields[2] and fields[2] ~= '' then redis.call('SREM', RQ .. 'group:' .. fields[2], job) end
   else
     redis.call('HSET', key, 'status', ending, 'ended_at', date, 'last_heartbeat', date)
     if fields[4] or fields[5] or fields[6] then
@@ -158,8 +158,8 @@ end
 -- Figures for `rq info`.
 local worker_key = RQ .. 'worker:' .. worker
 if succeeded_count + failed_count > 0 and redis.call('EXISTS', worker_key) == 1 then
-  redis.pcall('HINCRBY', worker_key, 'successful_job_count', succeeded_count)
-  redis.pcall('HINCRBY', worker_key, 'failed_job_count', failed_count)
-  redis.pcall('HINCRBYFLOAT', worker_key, 'total_working_time', number(working))
+  redis.call('HINCRBY', worker_key, 'successful_job_count', succeeded_count)
+  redis.call('HINCRBY', worker_key, 'failed_job_count', failed_count)
+  redis.call('HINCRBYFLOAT', worker_key, 'total_working_time', number(working))
 end
 return replies
