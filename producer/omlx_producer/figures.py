@@ -1,12 +1,10 @@
-"""What Redis knows of models, their queues and workers, and of batches: one model of it for the
-command line, the gateway's page, Prometheus and a job that waits."""
+"""What Redis knows of models, their queues and workers: one model of it for the command line, the
+gateway's page, Prometheus, and whoever waits for a job."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import redis
 from pydantic import BaseModel, ConfigDict, computed_field
@@ -14,55 +12,33 @@ from redis.utils import str_if_bytes
 from rq import Queue
 from rq.job import Job
 
-from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState
+from omlx_producer.bulk.batch import Batch, open_key
 from omlx_producer.client.models import parse_models
-from omlx_producer.client.waiting import date_seconds
+from omlx_producer.client.waiting import date_seconds, models_of, queue_key
 from omlx_producer.client.workers import WorkerFigures, parse_workers, workers_key
-from omlx_producer.errors import UnknownJob
 from omlx_producer.terminal import counted, duration, in_units
-from omlx_producer.wire import MODELS_KEY, PRIORITIES, ModelInfo, Priority, read_queue_name
+from omlx_producer.wire import MODELS_KEY, PRIORITIES, ModelInfo, Priority, queue_name
 
 PAUSED_KEY = "omlx:paused"
 """A set: the aliases of models whose workers take no new jobs. claim.lua looks at it."""
 
-# What waits in each queue: its name, jobs, rows of open batches, and the date of the oldest of them
-# that is first in the queue or a batch.
+# Of each list: how many wait in it, and when the first of them was queued or uploaded. A list holds
+# ids of jobs or rows of a batch.
 #
-# KEYS  models, RQ's queues, open batches
-# ARGV  prefix of RQ's queues, prefix of job hashes, priorities
-_WAITING = """
-local found, answer = {}, {}
-local function see(queue, place, count, date)
-  if not found[queue] then
-    found[queue] = {queue, 0, 0, ''}
-    answer[#answer + 1] = found[queue]
-  end
-  local entry = found[queue]
-  entry[place] = entry[place] + count
-  if date and (entry[4] == '' or date < entry[4]) then entry[4] = date end
-end
-local queues = {}
-for _, key in ipairs(redis.call('SMEMBERS', KEYS[2])) do
-  queues[string.sub(key, #ARGV[1] + 1)] = true
-end
-for _, alias in ipairs(redis.call('HKEYS', KEYS[1])) do
-  for i = 3, #ARGV do queues['omlx:' .. alias .. ':' .. ARGV[i]] = true end
-end
-for queue in pairs(queues) do
-  local head = redis.call('LINDEX', ARGV[1] .. queue, 0)
-  local date = head and redis.call('HGET', ARGV[2] .. head, 'enqueued_at')
-  see(queue, 2, redis.call('LLEN', ARGV[1] .. queue), date)
-end
-for _, run in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  local batch = 'omlx:batch:' .. run
-  for queue in string.gmatch(redis.call('HGET', batch, 'queues') or '', '%S+') do
-    local key = batch .. ':waiting:' .. queue
-    local head = redis.call('LINDEX', key, 0) or ''
-    see(queue, 3, redis.call('LLEN', key), string.match(head, '^%S+ %S+ (%S+)'))
-  end
+# KEYS  lists
+# ARGV  prefix of job hashes
+_LISTS = """
+local answer = {}
+for i, key in ipairs(KEYS) do
+  local head = redis.call('LINDEX', key, 0) or ''
+  local date = string.match(head, '^%S+ %S+ (%S+)')
+  if head ~= '' and not date then date = redis.call('HGET', ARGV[1] .. head, 'enqueued_at') end
+  answer[i] = {redis.call('LLEN', key), date or ''}
 end
 return answer
 """
+# More would hold up other clients of Redis.
+_LISTS_AT_ONCE = 100
 
 
 class QueueFigures(BaseModel):
@@ -196,43 +172,65 @@ def read_figures(connection: redis.Redis, alias: str | None = None) -> list[Mode
     Args:
         alias: only this one, whatever is known of it.
     """
-    prefixes = (Queue.redis_queue_namespace_prefix, Job.redis_job_namespace_prefix)
-    keys = (MODELS_KEY, Queue.redis_queues_keys, BATCHES_KEY)
     with connection.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.hgetall(MODELS_KEY)
         pipe.smembers(PAUSED_KEY)
-        pipe.eval(_WAITING, len(keys), *keys, *prefixes, *PRIORITIES)
-        (seconds, micros), entries, paused, waiting = pipe.execute()
-        models, aliases = parse_models(entries), set(map(str_if_bytes, paused))
+        pipe.smembers(Queue.redis_queues_keys)
+        (seconds, micros), entries, paused, keys = pipe.execute()
         now = float(seconds) + float(micros) / 1e6
-        queues = dict[str, dict[Priority, QueueFigures]]()
-        for queue, jobs, rows, date in waiting:
-            if named := read_queue_name(str_if_bytes(queue)):
-                since = date_seconds(date)
-                age = None if since is None else max(0.0, now - since)
-                figures = QueueFigures(jobs=jobs, batch_rows=rows, oldest_seconds=age)
-                queues.setdefault(named[0], {})[named[1]] = figures
-        asked = {name for name, found in queues.items() if any(q.waiting for q in found.values())}
-        known = [*models, *sorted((asked | aliases) - models.keys())]
-        names = known if alias is None else [alias]
+        models, aliases = parse_models(entries), set(map(str_if_bytes, paused))
+        others = sorted((models_of(keys) | aliases) - models.keys())
+        names = [*models, *others] if alias is None else [alias]
         for name in names:
             pipe.hgetall(workers_key(name))
         found = [parse_workers(written) for written in pipe.execute()]
+    queues = _read_queues(connection, names, now)
     crowded = _crowded(worker for workers in found for worker in workers if worker.lives(now))
     return [
         ModelFigures(
             alias=name,
             at=now,
             info=models.get(name),
-            queues={each: queues.get(name, {}).get(each, QueueFigures()) for each in PRIORITIES},
+            queues=queues[name],
             paused=name in aliases,
             workers=[each for each in workers if each.lives(now)],
             gone=[each for each in workers if not (each.lives(now) or each.is_forgotten(now))],
             crowded=[crowded[host] for host in {each.host for each in workers} & crowded.keys()],
         )
         for name, workers in zip(names, found, strict=True)
+        if name in (alias, *models, *aliases) or any(q.waiting for q in queues[name].values())
     ]
+
+
+def _read_queues(
+    connection: redis.Redis, models: Sequence[str], now: float
+) -> dict[str, dict[Priority, QueueFigures]]:
+    """The queues of these models, each with the rows of batches that wait in it."""
+    places = [(model, priority) for model in models for priority in PRIORITIES]
+    with connection.pipeline(transaction=False) as pipe:
+        for place in places:
+            pipe.zrange(open_key(queue_name(*place)), 0, -1)
+        lists = [(place, 0, queue_key(*place)) for place in places]
+        for place, runs in zip(places, pipe.execute(), strict=True):
+            batches = (Batch.of_run(connection, str_if_bytes(run)) for run in runs)
+            lists += [(place, 1, each.waiting_key(queue_name(*place))) for each in batches]
+        for start in range(0, len(lists), _LISTS_AT_ONCE):
+            keys = [key for *_, key in lists[start : start + _LISTS_AT_ONCE]]
+            pipe.eval(_LISTS, len(keys), *keys, Job.redis_job_namespace_prefix)
+        answers = [answer for answers in pipe.execute() for answer in answers]
+    counts = {place: [0, 0] for place in places}
+    ages = defaultdict[tuple[str, Priority], list[float]](list)
+    for (place, kind, _), (count, date) in zip(lists, answers, strict=True):
+        counts[place][kind] += count
+        if (since := date_seconds(date)) is not None:
+            ages[place].append(max(0.0, now - since))
+    queues: dict[str, dict[Priority, QueueFigures]] = {model: {} for model in models}
+    for place, (jobs, rows) in counts.items():
+        oldest = max(ages[place], default=None)
+        figures = QueueFigures(jobs=jobs, batch_rows=rows, oldest_seconds=oldest)
+        queues[place[0]][place[1]] = figures
+    return queues
 
 
 def _crowded(workers: Iterable[WorkerFigures]) -> dict[str, str]:
@@ -249,12 +247,3 @@ def _crowded(workers: Iterable[WorkerFigures]) -> dict[str, str]:
                 f"has {in_units(memory)}; give each a --memory-limit"
             )
     return told
-
-
-def read_batches(connection: redis.Redis, runs: Iterable[Any]) -> list[BatchState]:
-    """The states of these batches, without those that have expired; see `Batch.look`."""
-    states = []
-    for run in dict.fromkeys(map(str_if_bytes, runs)):
-        with contextlib.suppress(UnknownJob):
-            states.append(Batch.of_run(connection, run).look())
-    return states

@@ -20,11 +20,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, BatchState
+from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, BatchState, read_batches
 from omlx_producer.client.workers import Exported, server_time
 from omlx_producer.connection import connect
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.figures import read_batches, read_figures
+from omlx_producer.figures import read_figures
 from omlx_producer.program import port_error
 
 STATUSES = {"done": "completed", "expired": "expired", "cancelled": "cancelled"}

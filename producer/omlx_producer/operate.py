@@ -19,13 +19,13 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
-from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState, open_key
+from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState, open_key, read_batches
 from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
 from omlx_producer.client.waiting import date_seconds, queue_key, queued_models
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import InvalidRequest, ModelNotFound
-from omlx_producer.figures import PAUSED_KEY, read_batches, read_figures
+from omlx_producer.figures import PAUSED_KEY, read_figures
 from omlx_producer.wire import (
     PRIORITIES,
     Priority,

@@ -21,6 +21,7 @@ import os
 import re
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -429,10 +430,17 @@ class Batch:
         now = server_time(self.connection)
         args = [count, now, self.run, KEEP_SECONDS, stored[1] or ""]
         self._require_uploaded(opened(keys=keys, args=args))
-        for queue in queues:
-            if found := read_queue_name(queue):
-                self.connection.publish(wake_channel(found[0]), count)
+        self._ring(queues, count)
         return count
+
+    def _ring(self, queues: Iterable[str], rows: int) -> None:
+        """Make the queues known, and wake their workers."""
+        for queue in queues:
+            self.connection.sadd(
+                Queue.redis_queues_keys, f"{Queue.redis_queue_namespace_prefix}{queue}"
+            )
+            if found := read_queue_name(queue):
+                self.connection.publish(wake_channel(found[0]), rows)
 
     def _require_uploaded(self, state: Any) -> None:
         """Check that the batch of an upload is still its own, and was not cancelled."""
@@ -534,17 +542,16 @@ class Batch:
         stored: Any = self.connection.hmget(self.key, "priority", "queues")
         priority: Any = str_if_bytes(stored[0] or "bulk")
         queues = dict.fromkeys(str_if_bytes(stored[1] or "").split())
-        now, args, models = server_time(self.connection), list[Any](), set[str]()
+        now, args, asked = server_time(self.connection), list[Any](), set[str]()
         for row in rows:
             queue = queue_name(row.request.model, priority)
             queues[queue] = None
-            models.add(row.request.model)
+            asked.add(queue)
             args += [queue, row.digest, _packed(row.digest, row, now)]
         script = self.connection.register_script(_ENTER)
         keys = [self.key, BATCHES_KEY]
         if script(keys=keys, args=[self.run, now, " ".join(queues), *args]):
-            for model in models:
-                self.connection.publish(wake_channel(model), len(rows))
+            self._ring(asked, len(rows))
 
     def end_run(self) -> None:
         """Note that all rows of a run are done."""
@@ -659,24 +666,18 @@ class Batch:
             UnknownJob: if it does not exist.
             MalformedResult: if a field of its hash is missing or broken.
         """
-        raw: Any = self.connection.hgetall(self.key) if is_batch_id(self.id) else {}
-        found = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
+        found = _decoded(self.connection.hgetall(self.key)) if is_batch_id(self.id) else {}
         if "created_at" not in found:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
         return BatchState.of(self.id, found)
 
     def look(self) -> BatchState:
-        """The state of the batch, for a list; that of a broken one is ``broken``.
+        """The state of the batch, as in a list; see `read_batches`.
 
         Raises:
             UnknownJob: if it does not exist.
         """
-        try:
-            return self.read()
-        except MalformedResult:
-            queues = str_if_bytes(self.connection.hget(self.key, "queues") or "")
-            now = str(server_time(self.connection))
-            return BatchState.of(self.id, {"state": "broken", "created_at": now, "queues": queues})
+        return next(iter(read_batches(self.connection, [self.run])), None) or self.read()
 
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
@@ -712,6 +713,34 @@ def _this_user() -> str:
     except (KeyError, OSError):
         name = f"user {os.getuid()}"
     return f"{name}@{socket.gethostname()}"
+
+
+def read_batches(connection: redis.Redis, runs: Iterable[Any]) -> list[BatchState]:
+    """The states of these batches, without those that have expired.
+
+    That of one whose hash cannot be read is ``broken``.
+    """
+    names, states = list(dict.fromkeys(map(str_if_bytes, runs))), []
+    for start in range(0, len(names), ROWS_AT_ONCE):
+        batches = [Batch.of_run(connection, run) for run in names[start : start + ROWS_AT_ONCE]]
+        with connection.pipeline(transaction=False) as pipe:
+            for batch in batches:
+                pipe.hgetall(batch.key)
+            found = [_decoded(raw) for raw in pipe.execute()]
+        for batch, fields in zip(batches, found, strict=True):
+            if "created_at" not in fields:
+                continue
+            try:
+                states.append(BatchState.of(batch.id, fields))
+            except MalformedResult:
+                broken = {"state": "broken", "created_at": str(time.time())}
+                broken["queues"] = fields.get("queues", "")
+                states.append(BatchState.of(batch.id, broken))
+    return states
+
+
+def _decoded(raw: Any) -> dict[str, str]:
+    return {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
 
 
 def open_key(queue: str) -> str:

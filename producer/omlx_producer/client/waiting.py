@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import redis
 from redis.utils import str_if_bytes
 from rq import Queue
@@ -18,8 +21,13 @@ def queue_key(model: str, priority: Priority) -> str:
 
 def queued_models(connection: redis.Redis) -> set[str]:
     """The models that have a queue, also an empty one, announced or not."""
-    keys = map(str_if_bytes, connection.smembers(Queue.redis_queues_keys))
-    names = (key.removeprefix(Queue.redis_queue_namespace_prefix) for key in keys)
+    return models_of(connection.smembers(Queue.redis_queues_keys))
+
+
+def models_of(keys: Iterable[Any]) -> set[str]:
+    """The models of keys of queues; those of others are left out."""
+    prefix = Queue.redis_queue_namespace_prefix
+    names = (str_if_bytes(key).removeprefix(prefix) for key in keys)
     return {found[0] for found in map(read_queue_name, names) if found is not None}
 
 

@@ -63,7 +63,10 @@ def test_a_job_without_a_date_has_no_age(connection: redis.Redis, date: str | No
     assert (model.queues["high"].jobs, model.oldest_seconds) == (1, None)
 
 
-def test_rows_of_batches_wait_like_jobs_until_they_are_dropped(connection: redis.Redis) -> None:
+def test_rows_of_batches_wait_like_jobs_until_they_are_dropped(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.figures._LISTS_AT_ONCE", 2)
     announce(connection)
     batch, other = upload(connection, 268), upload(connection, model="unserved")
     enqueued(connection, "a", 5, "bulk")
