@@ -28,7 +28,8 @@ from omlx_producer.wire import (
     parse_event,
     queue_name,
 )
-from omlx_worker.control.worker import GenerationWorker, Machine
+from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.mac.machine import Mac
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
 
@@ -140,16 +141,14 @@ def running_worker(
     max_rows: int = 16,
     step_seconds: float = 0.0,
     burst: bool = False,
-    machine: Machine | None = None,
+    machine: Mac | None = None,
     **options: Any,
 ) -> Iterator[GenerationWorker]:
     """A worker on a thread; stopped at once when the block ends before it does."""
     engine = FakeEngine(max_rows, step_seconds)
     connection = Redis.from_url(url)
     settings = WorkerSettings(model_alias=ALIAS, **options)
-    worker = GenerationWorker(
-        settings, lambda: engine, connection=connection, machine=machine or Machine()
-    )
+    worker = GenerationWorker(settings, lambda: engine, connection=connection, machine=machine)
     errors: list[BaseException] = []
 
     def work() -> None:

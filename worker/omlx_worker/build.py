@@ -9,7 +9,7 @@ from pydantic import ByteSize
 from redis import Redis
 
 from omlx_producer.terminal import in_units
-from omlx_worker.control.worker import GenerationWorker, Machine
+from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.mac.machine import Mac, this_system
@@ -40,9 +40,8 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         make_driver=lambda engine: DepthDriver(
             make_policy(settings.mode, engine.max_depth, engine.own_depth)
         ),
-        machine=Machine(
-            mac.most_rows, mac.conditions, mac.keep_awake, lambda: _outside(mac.footprint())
-        ),
+        machine=mac,
+        outside=lambda: _outside(mac.footprint()),
     )
 
 

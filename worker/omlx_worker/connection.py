@@ -16,9 +16,13 @@ from omlx_producer.complaints import redis_error
 from omlx_producer.connection import is_volatile, require_suitable
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
+from omlx_producer.outage import passes
 from omlx_producer.program import INVALID, UNREACHABLE, fail
 from omlx_worker.queue import embedded
+from omlx_worker.queue.unfit import unfit
 from omlx_worker.settings import WorkerSettings
+
+_ELSEWHERE = "name another with --redis-url, or pass --embedded-redis"
 
 log = logging.getLogger("omlx_worker")
 
@@ -82,10 +86,11 @@ def reach(url: str, *, allow_eviction: bool) -> Redis:
     except UnsuitableRedis as error:
         fail(UNREACHABLE, str(error))
     except RedisError as error:
-        fail(UNREACHABLE, unreachable(url, error))
+        fail(UNREACHABLE, redis_error(error, url, _ELSEWHERE))
     return client
 
 
-def unreachable(url: str, error: RedisError) -> str:
-    """The sentence for a server that does not answer, or not as it should."""
-    return redis_error(error, url, "name another with --redis-url, or pass --embedded-redis")
+def unusable(url: str, error: Exception) -> str | None:
+    """The sentence for a server that is away or cannot hold jobs; None for any other error."""
+    problem = unfit(error) or error
+    return redis_error(problem, url, _ELSEWHERE) if passes(problem) else None

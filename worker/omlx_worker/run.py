@@ -61,9 +61,8 @@ def run(**options: Any) -> None:
 
 def serve(settings: WorkerSettings, url: str) -> int:
     """Run a worker to its end; returns the exit code."""
-    from omlx_producer.outage import passes
     from omlx_worker.build import make_worker
-    from omlx_worker.connection import reach, unreachable
+    from omlx_worker.connection import reach, unusable
     from omlx_worker.control.rq_record import NameTaken
     from omlx_worker.ports import serve_ports
 
@@ -78,8 +77,8 @@ def serve(settings: WorkerSettings, url: str) -> int:
         except (ModelError, NameTaken) as error:
             fail(INVALID, str(error))
         except Exception as error:
-            if passes(error):
-                fail(UNREACHABLE, unreachable(url, error))
+            if told := unusable(url, error):
+                fail(UNREACHABLE, told)
             log.exception("the worker ends")
             fail(BROKEN, f"the worker cannot go on: {error}")
     return worker.exit_code

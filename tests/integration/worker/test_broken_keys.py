@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from omlx_worker.queue.ending import Commit
-from omlx_worker.queue.unfit import RedisUnfit
 from tests.helpers.leases import (
     QUEUES,
     claim,
@@ -83,7 +83,7 @@ def test_a_worker_ends_at_a_key_of_another_type_and_the_next_one_ends_each_job_o
     jobs = [enqueue(connection), enqueue(connection, priority="bulk")]
     with (
         replaced(connection, key.format(jobs[0].id)),
-        pytest.raises(RedisUnfit, match=r"another type \(.*WRONGTYPE .*\); delete or rename it"),
+        pytest.raises(ResponseError, match="WRONGTYPE"),
     ):
         run_burst(redis_url, lease_seconds=1)
     assert "Traceback" not in caplog.text

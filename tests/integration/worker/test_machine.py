@@ -13,8 +13,9 @@ from rich.console import Console
 from omlx_producer.cli.overview import draw_figures
 from omlx_producer.figures import read_figures
 from omlx_worker import build
-from omlx_worker.control.worker import GenerationWorker, Machine
+from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.engine.ragged.footprint import allocated
+from omlx_worker.mac.machine import Mac
 from omlx_worker.mac.system import System
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
@@ -37,7 +38,12 @@ def test_a_worker_on_battery_finishes_its_jobs_and_takes_others_when_power_is_ba
 ) -> None:
     monkeypatch.setattr("omlx_worker.control.status.WRITE_SECONDS", 0.05)
     rows = 16
-    machine = Machine(lambda most: min(most, rows), lambda: [] if rows else ["on battery"])
+
+    class OnBattery(Mac):
+        def most_rows(self, _: int) -> int:
+            return rows
+
+    machine = OnBattery(None)
 
     def state() -> str:
         [worker] = read_figures(connection)[0].workers
@@ -90,13 +96,23 @@ def test_a_worker_that_is_short_of_memory_holds_fewer_rows(
 ) -> None:
     for _ in range(8):
         enqueue(connection)
-    engine = run_burst(redis_url, max_rows=4, machine=Machine(lambda rows: rows // 2))
+
+    class ShortOfMemory(Mac):
+        def most_rows(self, rows: int) -> int:
+            return rows // 2
+
+    engine = run_burst(redis_url, max_rows=4, machine=ShortOfMemory(None))
     assert engine.most_rows == 2
 
 
 def test_the_machine_is_kept_awake_while_jobs_run(redis_url: str, connection: Redis) -> None:
     told: list[bool] = []
-    with running_worker(redis_url, step_seconds=0.01, machine=Machine(keep_awake=told.append)):
+
+    class Told(Mac):
+        def keep_awake(self, busy: bool) -> None:
+            told.append(busy)
+
+    with running_worker(redis_url, step_seconds=0.01, machine=Told(None)):
         wait_for(lambda: told)
         assert not any(told)
         job = enqueue(connection, max_completion_tokens=30)

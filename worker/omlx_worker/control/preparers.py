@@ -18,7 +18,6 @@ from omlx_producer.outage import passes
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE
 from omlx_worker.messages import Crashed, GivenBack, MainMailbox, Outcome, Prepared
 from omlx_worker.queue.claim import Claim
-from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.control.preparers")
 
@@ -70,7 +69,7 @@ class Preparers:
         try:
             return self._prepare(claim)
         except RedisError as error:
-            if unfit(error) or not passes(error):
+            if not passes(error):
                 raise
             log.warning("the keys of job %s cannot be read: %s", claim.id, error)
             return GivenBack()

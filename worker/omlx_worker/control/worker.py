@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from random import random
 from types import FrameType
@@ -28,6 +27,7 @@ from omlx_worker.decode.thread import DecodeThread, EngineBroken, MakeDriver, Ma
 from omlx_worker.delivery.job_log import JobCounts, JobLog
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.publisher import Publisher
+from omlx_worker.mac.machine import Mac
 from omlx_worker.messages import (
     Crashed,
     Drain,
@@ -40,7 +40,6 @@ from omlx_worker.messages import (
     TrafficMailbox,
 )
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.unfit import unfit
 from omlx_worker.queue.upkeep import Upkeep
 from omlx_worker.settings import WorkerSettings
 
@@ -57,23 +56,6 @@ class RedisGone(ConnectionError):
     """Redis was away for longer than ``redis_grace``."""
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What the machine beneath asks of a worker; by default nothing.
-
-    Attributes:
-        most_rows: up to how many of so many rows jobs may be claimed now; 0 while on battery.
-        conditions: what slows it or holds it back now, as short texts.
-        keep_awake: told in each turn whether rows run.
-        outside: see `MemoryBudget`; called from any thread.
-    """
-
-    most_rows: Callable[[int], int] = lambda rows: rows
-    conditions: Callable[[], Sequence[str]] = tuple
-    keep_awake: Callable[[bool], None] = lambda _: None
-    outside: Callable[[], int] = lambda: 0
-
-
 class GenerationWorker(RecordedWorker):
     """Serves the queues of one model alias.
 
@@ -81,6 +63,7 @@ class GenerationWorker(RecordedWorker):
         make_engine: called once, on the decode thread.
         make_driver: see `DecodeThread`.
         machine: that it runs on.
+        outside: see `MemoryBudget`; called from any thread.
 
     Attributes:
         observers: of its jobs.
@@ -95,9 +78,10 @@ class GenerationWorker(RecordedWorker):
         *,
         connection: Redis,
         make_driver: MakeDriver | None = None,
-        machine: Machine = Machine(),
+        machine: Mac | None = None,
+        outside: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._machine = machine
+        self._machine = machine or Mac(None)
         self._mailbox: MainMailbox = SimpleQueue()
         super().__init__(
             settings.queues,
@@ -123,7 +107,7 @@ class GenerationWorker(RecordedWorker):
             self._traffic,
             self._mailbox,
             make_driver=make_driver,
-            outside=machine.outside,
+            outside=outside,
         )
         self._counts = JobCounts()
         self.observers = Observers(JobLog(), self._counts)
@@ -137,8 +121,8 @@ class GenerationWorker(RecordedWorker):
         )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
-        self._drain_ends: float | None = None
-        # When its hours begin next, and when running jobs go back to their queues.
+        self._draining = False
+        # When its hours begin next, and until when jobs may run once it winds down.
         self._rests_until: float | None = None
         self._jobs_end_by = 0.0
         self._error: BaseException | None = None
@@ -161,8 +145,8 @@ class GenerationWorker(RecordedWorker):
         Raises:
             RedisGone: if Redis is away for longer than ``redis_grace`` seconds, at the start too:
                 loading the model took time.
-            RedisUnfit: if Redis is a cluster, or refuses a command that jobs need.
-            Exception: what the engine raised when it was made, or when it broke.
+            Exception: what the engine raised when it was made, or when it broke, and errors of
+                Redis that do not pass.
         """
         self._engine = self.decode_thread.start()
         budget = self.decode_thread.budget
@@ -213,22 +197,17 @@ class GenerationWorker(RecordedWorker):
         if self.redis_away > self._settings.redis_grace:
             away = f"{self.redis_away:.0f} s"
             raise RedisGone(f"unavailable for {away}, longer than --redis-grace")
-        if self._signals.asked and self._drain_ends is None:
-            log.info("draining: running jobs have %.0f s to finish", self._settings.drain_timeout)
-            self._drain_ends = time.monotonic() + self._settings.drain_timeout
-            self._admission.give_back_coming()
-            self.decode_thread.submit(Drain())
+        if self._signals.asked and not self._draining:
+            self._draining = True
+            self._wind_down("draining")
         self._admission.fail_timed_out()
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
-            if problem := unfit(error):
-                raise problem from error
             pause = self._outage.failed(error)
             self._upkeep.postpone()
             self._listen(pause)
-            held = len(self.leases) > 0
-            return self._drain_ends is None or (held and time.monotonic() < self._drain_ends)
+            return not self._draining or self._finishes_jobs
         self._outage.answered()
         return goes_on
 
@@ -262,8 +241,8 @@ class GenerationWorker(RecordedWorker):
 
     def _serve(self, burst: bool) -> bool:
         """Take jobs; returns whether to go on."""
-        if self._drain_ends is not None:
-            return len(self.leases) > 0 and time.monotonic() < self._drain_ends
+        if self._draining:
+            return self._finishes_jobs
         self._upkeep.attend()
         self._keep_hours()
         rests = self._rests_until is not None
@@ -288,13 +267,21 @@ class GenerationWorker(RecordedWorker):
             return
         if not rested:
             until = time.strftime("%H:%M", time.localtime(self._rests_until))
-            grace = self._settings.drain_timeout
-            log.info("resting until %s; running jobs have %.0f s to finish", until, grace)
-            self._jobs_end_by = time.monotonic() + grace
-            self._admission.give_back_coming()
-            self.decode_thread.submit(Drain())
-        elif len(self.leases) and time.monotonic() >= self._jobs_end_by:
+            self._wind_down(f"resting until {until}")
+        elif len(self.leases) and not self._finishes_jobs:
             self._admission.give_back()
+
+    def _wind_down(self, why: str) -> None:
+        """Start no job, and leave those that run ``drain_timeout`` seconds."""
+        log.info("%s; running jobs have %.0f s to finish", why, self._settings.drain_timeout)
+        self._jobs_end_by = time.monotonic() + self._settings.drain_timeout
+        self._admission.give_back_coming()
+        self.decode_thread.submit(Drain())
+
+    @property
+    def _finishes_jobs(self) -> bool:
+        """After `_wind_down`: whether jobs run and have time."""
+        return len(self.leases) > 0 and time.monotonic() < self._jobs_end_by
 
     @property
     def redis_away(self) -> float:
@@ -308,7 +295,7 @@ class GenerationWorker(RecordedWorker):
 
     @property
     def _condition(self) -> str:
-        if self._drain_ends is not None:
+        if self._draining:
             return "draining"
         if self._rests_until is not None:
             return "resting"
@@ -335,7 +322,7 @@ class GenerationWorker(RecordedWorker):
             case Prepared():
                 self._admission.prepared(message)
             case Crashed(error):
-                self._error = unfit(error) or error
+                self._error = error
 
     # The end
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ResponseError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -16,7 +17,6 @@ from omlx_producer import Producer
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, open_key
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.wire import GenerationRequest, queue_name
-from omlx_worker.queue.unfit import RedisUnfit
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
 from tests.helpers.workers import (
@@ -254,7 +254,7 @@ def test_rows_whose_worker_ends_at_a_key_of_another_type_end_once_it_is_gone(
     if connection.exists(key):
         connection.rename(key, "spare")
     connection.set(key, "of another type")
-    with pytest.raises(RedisUnfit, match="WRONGTYPE"):
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
         run_burst(redis_url, lease_seconds=1)
     connection.delete(key)
     if connection.exists("spare"):
