@@ -33,7 +33,7 @@ from omlx_gateway.quotas import require_fewer, require_rate
 from omlx_producer.bulk.batch import Batch, BatchState
 from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult, UnknownJob
 
-BATCHES_KEY = "omlx:http:batches"
+HTTP_BATCHES_KEY = "omlx:http:batches"
 """The index of batches, see `omlx_gateway.pages`."""
 _ID = re.compile(r"batch_[0-9a-f]{12}")
 _STATUSES = {"uploading": "validating", "open": "in_progress", "done": "completed"}
@@ -125,7 +125,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         if not batch.begin(fields):
             return _known(batch, fields, owner)
         now = time.time()
-        connection.zadd(BATCHES_KEY, index_entry(owner, now, f"batch_{batch.run}"))
+        connection.zadd(HTTP_BATCHES_KEY, index_entry(owner, now, f"batch_{batch.run}"))
         for output in output_ids(batch):
             connection.zadd(FILES_KEY, index_entry(owner, now, output))
         with batch.kept():
@@ -149,7 +149,7 @@ def _require_quota(request: Request, content: IO[bytes]) -> None:
         ApiError: 429 if its key may not send so many, or has too many that wait.
     """
     gateway, waiting = Gateway.of(request), 0
-    for batch_id in ids_of(gateway.blocking, BATCHES_KEY, owner_of(request)):
+    for batch_id in ids_of(gateway.blocking, HTTP_BATCHES_KEY, owner_of(request)):
         with contextlib.suppress(UnknownJob, MalformedResult):
             state = _batch(gateway.blocking, batch_id).read()
             waiting += 0 if state.over else state.left
@@ -228,7 +228,7 @@ def list_all(request: Request) -> JSONResponse:
             return _document(*find(connection, batch_id, owner))
         return None
 
-    page = page_of(connection, BATCHES_KEY, request, document, most=100, usual=20)
+    page = page_of(connection, HTTP_BATCHES_KEY, request, document, most=100, usual=20)
     return JSONResponse(page)
 
 
@@ -240,7 +240,7 @@ def shrink_indexes(connection: Redis) -> None:
         return output.batch.key if output else file_key(file_id)
 
     forget_gone(connection, FILES_KEY, record_key)
-    forget_gone(connection, BATCHES_KEY, lambda batch_id: _batch(connection, batch_id).key)
+    forget_gone(connection, HTTP_BATCHES_KEY, lambda batch_id: _batch(connection, batch_id).key)
 
 
 routes = [

@@ -21,7 +21,7 @@ from omlx_producer.errors import OmlxQueueError
 from omlx_producer.producer import Producer
 
 # Every command of llm asks for the models.
-LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 1.0
 
 
 @llm.hookimpl
@@ -30,7 +30,7 @@ def register_models(register: Callable[[llm.Model], None]) -> None:
     with (
         contextlib.suppress(RedisError, OmlxQueueError),
         connect(
-            redis_url(), socket_connect_timeout=LOOK_SECONDS, retry=Retry(NoBackoff(), 0)
+            redis_url(), socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
         ) as connection,
     ):
         for alias in Producer(connection).models(live=True):

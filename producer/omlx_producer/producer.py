@@ -19,7 +19,7 @@ from omlx_producer.client.enqueue import (
     FAILURE_SECONDS,
     JOB_SECONDS,
     RESULT_SECONDS,
-    Limits,
+    JobTimes,
     NewJob,
     enqueue,
     require_free_keys,
@@ -231,11 +231,11 @@ class Producer:
             NewJob.of(request, priority, key, idempotent)
             for request, key in zip(checked, keys, strict=True)
         ]
-        limits = Limits(job_timeout, result_ttl, failure_ttl)
+        times = JobTimes(job_timeout, result_ttl, failure_ttl)
         if len(jobs) > CHUNK:
             require_free_keys(self.connection, jobs)
         for start in range(0, len(jobs), CHUNK):
-            enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue, self.group)
+            enqueue(self.connection, jobs[start : start + CHUNK], times, self._queue, self.group)
         return [JobHandle(job.id, job.queue, self) for job in jobs]
 
     @overload

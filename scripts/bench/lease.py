@@ -28,7 +28,7 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from omlx_producer import DoneEvent, GenerationRequest, Usage
-from omlx_producer.client.enqueue import Limits, NewJob, enqueue
+from omlx_producer.client.enqueue import JobTimes, NewJob, enqueue
 from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
@@ -63,7 +63,7 @@ def fill(connection: Redis, count: int) -> None:
         jobs = [
             NewJob(f"job{start + n}", request, "bulk") for n in range(min(CHUNK, count - start))
         ]
-        enqueue(connection, jobs, Limits(), lambda _: queue, "bench")
+        enqueue(connection, jobs, JobTimes(), lambda _: queue, "bench")
 
 
 def ending(job: Claim) -> Ending:

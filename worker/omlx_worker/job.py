@@ -38,7 +38,7 @@ Place = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class Choice:
+class WrittenChoice:
     """The text of one row, and how much of it has been published.
 
     Attributes:
@@ -189,7 +189,8 @@ class ActiveJob:
         self.created = int(time.time())
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
         goes_on = level < BULK and request.messages is not None
-        self.choices = [Choice(DecodeRow(replace(row, goes_on=goes_on), level)) for row in rows]
+        decoded = [DecodeRow(replace(row, goes_on=goes_on), level) for row in rows]
+        self.choices = [WrittenChoice(row) for row in decoded]
         self.sent = 0
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         # For each event its n, then each choice's place at its end.

@@ -64,7 +64,7 @@ class Lost:
 
 
 Reason = Failed | Stopped | GivenBack | Lost
-Outcome = ActiveJob | Failed | Stopped | GivenBack
+Readiness = ActiveJob | Failed | Stopped | GivenBack
 """What preparing a claimed job has come to: it is ready to run, or why it is not."""
 
 # To the decode thread, which passes the first two on to the traffic thread.
@@ -130,7 +130,7 @@ class Prepared:
     """A claimed job is ready to run, or cannot."""
 
     claim: Claim
-    outcome: Outcome
+    outcome: Readiness
 
 
 @dataclass(frozen=True, slots=True)

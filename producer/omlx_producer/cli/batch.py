@@ -23,7 +23,7 @@ from omlx_producer.cli.session import goes_on, open_producer, redis_option
 from omlx_producer.program import JOB_ENDED_BADLY, NOT_ENDED, SectionedCommand, option
 from omlx_producer.terminal import counted, local_time, write
 
-LOOK_SECONDS, CANCEL_SECONDS = 0.1, 10.0
+READ_SECONDS, CANCEL_SECONDS = 0.1, 10.0
 # What `status` shows of a batch even if it is 0.
 ALWAYS = ("rows", "ok")
 
@@ -128,7 +128,7 @@ def _wait_for_the_end(batch: Batch) -> str:
     """Wait for the rows that run to stop; without a worker they do not."""
     deadline = time.monotonic() + CANCEL_SECONDS
     while not (state := batch.read()).over and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(READ_SECONDS)
     if not state.over:
         return "stopping"
     return "cancelled" if state.state == "cancelled" else "over"

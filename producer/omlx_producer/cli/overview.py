@@ -26,7 +26,7 @@ from omlx_producer.terminal import duration, one_cell, write
 
 # Columns of a folded name, at least, and those between two columns.
 LEAST_NAME, GAP = 12, 2
-NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
+NOTHING_ANNOUNCED = "no worker has announced a model yet; start one with omlx-worker run"
 
 
 def watch_figures(connection: redis.Redis, seconds: float, *, as_json: bool) -> NoReturn:
@@ -66,7 +66,7 @@ def watch_figures(connection: redis.Redis, seconds: float, *, as_json: bool) -> 
 def draw_figures(models: Sequence[ModelFigures]) -> RenderableType:
     """A table of models and their queues, and one of workers for each model."""
     if not models:
-        return Text(NO_MODEL)
+        return Text(NOTHING_ANNOUNCED)
     rows = [
         {
             "model": model.alias,

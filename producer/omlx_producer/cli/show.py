@@ -30,14 +30,14 @@ from omlx_producer.wire import (
     read_queue_name,
 )
 
-LOOK_SECONDS = 3.0
+SILENT_SECONDS = 3.0
 
 
 AWAY = f"Redis is away; trying again for up to {RECONNECT_SECONDS:g} s"
 
 
 class WaitReasons:
-    """Looks at a job after `LOOK_SECONDS` without an event, from its own thread.
+    """Looks at a job after `SILENT_SECONDS` without an event, from its own thread.
 
     It prints a line if the reason is another than before. Another number of jobs is none.
     """
@@ -66,7 +66,7 @@ class WaitReasons:
 
     def _watch(self) -> None:
         said = None
-        while not self._over.wait(LOOK_SECONDS):
+        while not self._over.wait(SILENT_SECONDS):
             if self._heard.is_set():
                 self._heard.clear()
                 # The text on a terminal may end within a line.

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import cancel_batch, show_batch
-from omlx_producer.cli.overview import NO_MODEL, draw_figures, draw_models, watch_figures
+from omlx_producer.cli.overview import NOTHING_ANNOUNCED, draw_figures, draw_models, watch_figures
 from omlx_producer.cli.session import job_argument, open_producer, redis_option
 from omlx_producer.console import TableConsole
 from omlx_producer.figures import ModelFigures, read_figures
@@ -106,7 +106,7 @@ def show(
 ) -> None:
     """Print the models, as a table or as a line of JSON each."""
     if not models:
-        click.echo(NO_MODEL, err=True)
+        click.echo(NOTHING_ANNOUNCED, err=True)
     elif as_json:
         write("".join(model.model_dump_json() + "\n" for model in models))
     else:

@@ -50,7 +50,7 @@ LONGEST_KEY = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class JobTimes:
     """Seconds that a job may run, and that its result or failure is kept; -1 is for ever.
 
     Raises:
@@ -147,7 +147,7 @@ def _digest(text: str) -> str:
 def enqueue(
     connection: redis.Redis,
     jobs: Sequence[NewJob],
-    limits: Limits,
+    times: JobTimes,
     open_queue: Callable[[str], Queue],
     group: str,
 ) -> None:
@@ -180,7 +180,7 @@ def enqueue(
             has_window = any(job.request.completion_window for job in new)
             now = server_time(connection) if has_window else 0.0
             pipe.multi()
-            _fill(pipe, new, limits, open_queue, group, now)
+            _fill(pipe, new, times, open_queue, group, now)
             try:
                 pipe.execute()
             except WatchError:
@@ -254,7 +254,7 @@ def _taken(job_id: str) -> InvalidRequest:
 def _fill(
     pipe: Pipeline,
     jobs: Sequence[NewJob],
-    limits: Limits,
+    times: JobTimes,
     open_queue: Callable[[str], Queue],
     group: str,
     now: float,
@@ -269,9 +269,9 @@ def _fill(
                 kwargs={"request": job.request.to_wire()},
                 job_id=job.id,
                 description=_describe(job.request),
-                timeout=limits.job_timeout,
-                result_ttl=limits.result_ttl,
-                failure_ttl=limits.failure_ttl,
+                timeout=times.job_timeout,
+                result_ttl=times.result_ttl,
+                failure_ttl=times.failure_ttl,
             )
             for job in members
         ]

@@ -37,12 +37,12 @@ from omlx_producer.wire import (
 from omlx_producer.wire.completion import Completion
 from omlx_producer.wire.request_part import MAX_LEVELS, levels
 
-Ending = Literal["finished", "failed", "cancelled"]
-Status = Literal["queued", "started", Ending]
+Ended = Literal["finished", "failed", "cancelled"]
+Status = Literal["queued", "started", Ended]
 ResultEntry = tuple[bytes, Mapping[bytes, bytes]]
 
 # RQ's statuses of ended jobs, and ours.
-ENDINGS: dict[str, Ending] = {
+ENDINGS: dict[str, Ended] = {
     "finished": "finished",
     "failed": "failed",
     "stopped": "cancelled",
@@ -58,7 +58,7 @@ WAITING = (
 )
 """RQ's statuses of jobs that wait."""
 _DEEP = "nested too deeply"
-_NO_REASON: dict[Ending, str] = {
+_NO_REASON: dict[Ended, str] = {
     "finished": "",
     "failed": "the job failed without a reason",
     "cancelled": "the job was cancelled",
@@ -97,7 +97,7 @@ class Outcome:
     """
 
     job_id: str
-    ending: Ending
+    ending: Ended
     body: Any = None
     error: str = ""
     code: str = "failed"
@@ -182,7 +182,7 @@ def ask_result(pipe: Any, job_id: str) -> Any:
     return pipe
 
 
-def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outcome:
+def read_outcome(job_id: str, ending: Ended, entry: ResultEntry | None) -> Outcome:
     """Read the last entry of the results stream of an ended job.
 
     Raises:
@@ -199,7 +199,7 @@ def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outc
     return read_payload(job_id, ending, payload)
 
 
-def read_payload(job_id: str, ending: Ending, payload: Mapping[bytes, bytes]) -> Outcome:
+def read_payload(job_id: str, ending: Ended, payload: Mapping[bytes, bytes]) -> Outcome:
     """Read a result as RQ stores it: JSON in base64, or the reason's zlib form in base64.
 
     Raises:

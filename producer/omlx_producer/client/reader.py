@@ -40,9 +40,9 @@ _WAKE_SECONDS = 60
 _PAUSE_SECONDS = 0.02
 
 # Between looks of a wait, which the stream of its group tells of the end.
-LOOK_SECONDS = 15.0
+RECHECK_SECONDS = 15.0
 # A wait looks at its job once, however short its timeout is, unless the server hangs.
-FIRST_LOOK_SECONDS = 1.0
+FIRST_RECHECK_SECONDS = 1.0
 
 EntryId = tuple[int, int]
 
@@ -124,7 +124,7 @@ async def wait_for_end_async(
     require_job_id(job_id)
     outage, now = Reconnection(), asyncio.get_running_loop().time()
     deadline = None if timeout is None else now + timeout
-    look_by = None if deadline is None else max(deadline, now + FIRST_LOOK_SECONDS)
+    look_by = None if deadline is None else max(deadline, now + FIRST_RECHECK_SECONDS)
     try:
         async with (
             asyncio.timeout_at(look_by) as limit,
@@ -142,7 +142,7 @@ async def wait_for_end_async(
                     named = group.decode(errors="replace") if group else ""
                     key = ended_key(named) if named else results_key(job_id)
                     since = 1000 * seconds + micros // 1000 - 1
-                    await inbox.read(key, f"{since}-0", LOOK_SECONDS)
+                    await inbox.read(key, f"{since}-0", RECHECK_SECONDS)
                 except RedisError as error:
                     limit.reschedule(deadline)
                     await asyncio.sleep(outage.failed(error))

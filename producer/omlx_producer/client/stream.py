@@ -34,7 +34,7 @@ from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
 from omlx_producer.outage import Reconnection
 from omlx_producer.wire import Completion, Markup, events_key
-from omlx_producer.wire.events import DoneEvent, JobEvent, Place, TokensEvent, parse_event
+from omlx_producer.wire.events import DoneEvent, JobEvent, ReadChoice, TokensEvent, parse_event
 from omlx_producer.wire.markup import StreamedReply
 
 PAGE = 500
@@ -268,7 +268,7 @@ class Delivered:
         self.base = cursor
         self.over = False
         self._cursor = cursor
-        self._choices: dict[int, Place] = {}
+        self._choices: dict[int, ReadChoice] = {}
         self._read_again = False
 
     def take(self, item: bytes | Outcome) -> JobEvent | None:
@@ -306,7 +306,7 @@ class Delivered:
                 if event.since < self.base:
                     raise self._no_end_of_an_event()
                 before = (delta.start, delta.offset, None) if self.base else ()
-                self._choices[delta.index] = Place(*before)
+                self._choices[delta.index] = ReadChoice(*before)
             had = self._choices[delta.index]
             if delta.start > had.tokens or delta.offset > had.text:
                 self._miss(event.since)
@@ -334,7 +334,7 @@ class Delivered:
         if self._cursor < event.n:
             self._miss(event.n)
         for delta in event.choices:
-            had = self._choices.get(delta.index, None if self.base else Place())
+            had = self._choices.get(delta.index, None if self.base else ReadChoice())
             if had is None:
                 continue
             if had.tokens < delta.start or had.text < delta.offset:

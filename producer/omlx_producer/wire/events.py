@@ -153,7 +153,7 @@ class ChoiceDelta(Wire):
 
 
 @dataclass(slots=True)
-class Place:
+class ReadChoice:
     """How far a consumer has had a choice.
 
     Attributes:

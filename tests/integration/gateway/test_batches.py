@@ -18,7 +18,7 @@ from openai.types import Batch
 from redis import Redis
 
 from omlx_gateway import outputs
-from omlx_gateway.batches import BATCHES_KEY, shrink_indexes
+from omlx_gateway.batches import HTTP_BATCHES_KEY, shrink_indexes
 from omlx_gateway.files import FILES_KEY
 from omlx_gateway.keys import KeyFile, add_key
 from omlx_gateway.limits import Limits
@@ -328,7 +328,7 @@ def test_the_indexes_shrink_when_files_and_batches_expire_or_are_deleted(
     connection.delete(gone.id.replace("batch_", "omlx:batch:"))
     shrink_indexes(connection)
     assert connection.zcard(FILES_KEY) == 3
-    assert connection.zcard(BATCHES_KEY) == 1
+    assert connection.zcard(HTTP_BATCHES_KEY) == 1
     assert [each.id for each in client.batches.list()] == [kept.id]
 
 

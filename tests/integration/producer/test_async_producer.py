@@ -45,7 +45,7 @@ async def client(
 ) -> AsyncIterator[AsyncProducer]:
     """A client that looks again by time only after longer than any test waits."""
     monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 6 * SECONDS)
-    monkeypatch.setattr(reader, "LOOK_SECONDS", 6 * SECONDS)
+    monkeypatch.setattr(reader, "RECHECK_SECONDS", 6 * SECONDS)
     announce(connection)
     async with AsyncProducer(f"{redis_url}?socket_timeout={12 * SECONDS}") as client:
         yield client
@@ -328,7 +328,7 @@ async def test_a_job_cancelled_by_another_tool_is_noticed(
     client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RQ's own cancel writes no result and so wakes nobody."""
-    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(reader, "RECHECK_SECONDS", 0.05)
     job = await client.submit(prompt="x")
     waiting = asyncio.create_task(job.result())
     await until(blocked(connection))

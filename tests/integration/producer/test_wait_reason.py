@@ -26,7 +26,7 @@ UNSERVED = "omlx-submit: no worker serves demo"
 @pytest.fixture
 def run(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
-    monkeypatch.setattr(show, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(show, "SILENT_SECONDS", 0.05)
     return lambda *args: CliRunner().invoke(cli, args, prog_name="omlx-submit")
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_said_of_a_job_that_runs(
 def test_nothing_is_said_while_tokens_come(
     run: Run, job: JobHandle, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(show, "SILENT_SECONDS", 0.3)
 
     def write() -> None:
         for _ in range(20):
@@ -177,7 +177,7 @@ def test_on_a_terminal_the_line_does_not_continue_the_text(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(show, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(show, "SILENT_SECONDS", 0.05)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with show.WaitReasons(connection, job.id) as reasons:
         reasons.heard()

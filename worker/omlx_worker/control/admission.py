@@ -25,8 +25,8 @@ from omlx_worker.messages import (
     Failed,
     GivenBack,
     MainMailbox,
-    Outcome,
     Prepared,
+    Readiness,
     Reason,
     Stopped,
     TrafficMailbox,
@@ -83,7 +83,7 @@ class Admission:
         self._traffic = traffic
         self._observers = observers
         # The jobs that are being prepared, oldest first, with what each has come to.
-        self._coming: dict[Claim, Outcome | None] = {}
+        self._coming: dict[Claim, Readiness | None] = {}
 
     def stop(self, job_id: str) -> None:
         """Stop a job on request."""

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from omlx_producer.outage import passes
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE
-from omlx_worker.messages import Crashed, GivenBack, MainMailbox, Outcome, Prepared
+from omlx_worker.messages import Crashed, GivenBack, MainMailbox, Prepared, Readiness
 from omlx_worker.queue.claim import Claim
 
 log = logging.getLogger("omlx_worker.control.preparers")
@@ -35,7 +35,7 @@ class Preparers:
 
     def __init__(
         self,
-        prepare: Callable[[Claim], Outcome],
+        prepare: Callable[[Claim], Readiness],
         holds: Callable[[Claim], bool],
         main: MainMailbox,
     ) -> None:
@@ -65,7 +65,7 @@ class Preparers:
                 self._main.put(Crashed(error))
                 return
 
-    def _outcome(self, claim: Claim) -> Outcome:
+    def _outcome(self, claim: Claim) -> Readiness:
         try:
             return self._prepare(claim)
         except RedisError as error:

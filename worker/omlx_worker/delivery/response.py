@@ -19,7 +19,7 @@ from omlx_producer.wire.markup import read
 from omlx_producer.wire.responses import response_of
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.result import MAX_RESULT_BYTES, too_long
-from omlx_worker.job import ActiveJob, Choice
+from omlx_worker.job import ActiveJob, WrittenChoice
 from omlx_worker.messages import Failed
 from omlx_worker.queue.ending import Ending
 
@@ -71,7 +71,7 @@ def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
     }
 
 
-def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
+def _chat_choice(index: int, choice: WrittenChoice, logprobs: bool) -> dict[str, Any]:
     row = choice.row.request
     cut = choice.finish_reason in ("length", "repetition")
     marks = [mark.place for mark in choice.marks]
@@ -86,7 +86,7 @@ def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
 
 
 def _text_choice(
-    index: int, choice: Choice, before: Sequence[PromptLogprob], logprobs: bool
+    index: int, choice: WrittenChoice, before: Sequence[PromptLogprob], logprobs: bool
 ) -> dict[str, Any]:
     told = TextLogprobs().take([*before, *choice.logprobs]) if logprobs else None
     if told and before:

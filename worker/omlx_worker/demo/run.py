@@ -41,7 +41,7 @@ from omlx_producer.wire import DoneEvent, TerminalEvent, TokensEvent
 from omlx_worker.queue.embedded import EmbeddedRedis
 
 ALIAS, LEASE_SECONDS, LOAD_SECONDS, RESULT_SECONDS = "demo", 3, 120.0, 30.0
-LOOK_SECONDS = 0.1
+STEP_SECONDS = 0.1
 # So that both workers take some.
 STAGGER_SECONDS = 0.1
 KILL_AT = 20
@@ -132,7 +132,7 @@ def run_demo(max_tokens: int) -> None:
         with drawn(console, lambda: show.draw(*console.size)):
             while any(thread.is_alive() for thread in threads):
                 show.look()
-                time.sleep(LOOK_SECONDS)
+                time.sleep(STEP_SECONDS)
         console.print("\n".join(figures(jobs)), highlight=False)
         run_table(console, server.url, folder)
     there = "Next:" if shutil.which("omlx-worker") else "Next, after: . .venv/bin/activate"
@@ -214,7 +214,7 @@ def wait_until_ready(workers: dict[str, Worker], connection: redis.Redis) -> Non
             worker.require_running()
         if time.monotonic() > deadline:
             raise click.ClickException("the model did not load in time")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(STEP_SECONDS)
 
 
 @dataclass

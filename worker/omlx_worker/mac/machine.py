@@ -13,7 +13,7 @@ from omlx_worker.mac.system import System
 
 log = logging.getLogger("omlx_worker.mac")
 
-LOOK_SECONDS = 1.0
+SAMPLE_SECONDS = 1.0
 OPS_PER_BUFFER = "2000"
 """MLX's own are 20 to 50. Others measured 5 to 13% more speed on an M1 Ultra, none on an M5."""
 
@@ -119,7 +119,7 @@ class Mac:
 
     def _look(self) -> None:
         if self._clock() >= self._look_at:
-            self._look_at = self._clock() + LOOK_SECONDS
+            self._look_at = self._clock() + SAMPLE_SECONDS
             self._pressure = self._ask(lambda mac: mac.memory_pressure(), _NORMAL)
             self._on_battery = self._ask(lambda mac: mac.on_battery(), False)
 

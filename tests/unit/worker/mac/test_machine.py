@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from omlx_worker.mac.machine import LOOK_SECONDS, Mac, prepare_mlx, this_system
+from omlx_worker.mac.machine import SAMPLE_SECONDS, Mac, prepare_mlx, this_system
 from omlx_worker.mac.system import System
 from tests.helpers.fake_mac import FakeMac
 
@@ -16,7 +16,7 @@ class Clock:
 
     def __call__(self) -> float:
         """A look at the Mac is due at every call."""
-        self.now += LOOK_SECONDS
+        self.now += SAMPLE_SECONDS
         return self.now
 
 
