@@ -92,6 +92,24 @@ LATENT: dict[str, Any] = {
     "moe_layer_freq": 1,
 }
 
+SPARSE = LATENT | {
+    "first_k_dense_replace": 1,
+    "index_head_dim": 32,
+    "index_n_heads": 2,
+    "index_topk": 16,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "sigmoid",
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+}
+"""Attention to the latents that an indexer chooses."""
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"layer_types": None},
     "qwen2": {},
@@ -289,6 +307,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
             "full_attn_layers": [2, 4],
         },
     },
+    "plamo2": {
+        "hidden_size_per_head": 16,
+        "mamba_d_state": 16,
+        "mamba_num_heads": 4,
+        "attention_window_size": 4096,
+    },
     "bailing_moe_linear": BAILING,
     "bailing_hybrid": LATENT | BAILING,
     "bailing_moe_v3": LATENT | BAILING,
@@ -354,6 +378,8 @@ ALONE: dict[str, dict[str, Any]] = {
         "emb_neighbor_num": 3,
         "emb_split_num": 2,
     },
+    "deepseek_v32": SPARSE,
+    "glm_moe_dsa": SPARSE | {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"}},
     "deepseek_v41": {
         "head_dim": 32,
         "q_lora_rank": 32,
@@ -371,7 +397,7 @@ ALONE: dict[str, dict[str, Any]] = {
         "hc_mult": 2,
     },
 }
-"""Families that neither the ragged batch nor mlx-lm's `BatchGenerator` runs rightly."""
+"""Families without a ragged form."""
 
 
 def config_of(family: str) -> dict[str, Any]:

@@ -20,8 +20,7 @@ class Report:
     """What a worker with this model would have. Sizes are in bytes.
 
     Attributes:
-        engine: ``ragged batch``, or mlx-lm's ``BatchGenerator`` or ``generate_step``. The last one
-            decodes a row at a time.
+        engine: ``ragged batch``, or mlx-lm's ``generate_step``, which decodes a row at a time.
         reason: why it is mlx-lm's.
         slow: what the ragged batch runs without its fast form.
         drafts_by: see `Engine.drafters`.

@@ -118,8 +118,10 @@ def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> N
     with patch.object(PlainAttention, "put", put_elsewhere):
         said = check(llama).stdout
 
-    assert "engine   mlx-lm's BatchGenerator, because a ragged window differs" in said
-    assert "drafts   none: BatchGenerator has no drafts\n" in said
+    assert (
+        "engine   mlx-lm's generate_step, a row at a time, because a ragged window differs" in said
+    )
+    assert "drafts   none: generate_step has no drafts\n" in said
 
 
 def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
@@ -137,13 +139,12 @@ def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
     assert (found["form"], [*found["microseconds"]]) == ("plain", ["plain"])
 
 
-def test_a_model_that_is_right_in_no_batch_is_told_with_both_reasons(tmp_path: Path) -> None:
+def test_a_family_without_a_ragged_form_has_one_row(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "afm7", "afm7")
 
     said, found = check(folder).stdout, checked(folder)
 
     assert "engine   mlx-lm's generate_step, a row at a time, because its modules cannot" in said
-    assert "and mlx-lm's BatchGenerator differs from a row alone by " in said
     assert "drafts   none: generate_step has no drafts\n" in said
     assert "rows     1 of the full context fit" in said
     assert (found["engine"], found["rows"]) == ("generate_step", 1)

@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Decoder(Rows, Protocol):
-    """Rows to tokens: the ragged batch, or a loop of mlx-lm's for any other model."""
+    """Rows to tokens: the ragged batch, or mlx-lm's loop for any other model."""
 
     name: str
-    """``ragged batch``, or mlx-lm's ``BatchGenerator`` or ``generate_step``."""
+    """``ragged batch``, or mlx-lm's ``generate_step``."""
 
     @property
     def reason(self) -> str | None:

@@ -1,16 +1,15 @@
-"""Decoders for families without a ragged form: mlx-lm's own loops, without drafts."""
+"""The decoder of models without a ragged form: mlx-lm's `generate_step`, a row at a time."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
-from mlx_lm.generate import BatchGenerator, generate_step, generation_stream
+from mlx_lm.generate import generate_step, generation_stream
 
 from omlx_worker.engine.ragged.footprint import GeneratorFootprint
 from omlx_worker.engine.ragged.sampling import (
@@ -29,7 +28,7 @@ from omlx_worker.engine.rows.interface import Size
 from omlx_worker.engine.rows.row import Known, Row
 
 PREFILL_CHUNK = 512
-"""Tokens of a prompt that are read within a step, at most."""
+"""Tokens of a prompt that are read at once."""
 
 
 class _RowSampler:
@@ -77,35 +76,15 @@ class _RowSampler:
         return token
 
 
-@dataclass(slots=True)
-class _Running:
-    """A row that decodes.
-
-    Attributes:
-        sampler: None for a greedy row, which mlx-lm's own sampler serves.
-        handle: what mlx-lm's loop knows it by.
-    """
-
-    row: Row
-    sampler: _RowSampler | None
-    handle: Any = None
-
-    def outcome(self, token: int) -> RowStep:
-        """What a step that brings this token made of the row."""
-        sampled = Sampled(token)
-        if self.sampler is not None:
-            sampled = ReadDraw.of(self.sampler.draws.popleft().arrays).at(self.row, 0)
-        return RowStep(self.row.row_id, [sampled])
-
-
-class _PlainDecoder:
-    """What decoders over mlx-lm's own loops have in common: no drafts, no prefixes, no files, and
-    no way to take a row's cache out of the loop and put it back.
+class SerialDecoder:
+    """A `Decoder` without drafts, prefixes and files. A row's first step reads its prompt; the
+    others wait for its end.
 
     Args:
         reason: why the model is not decoded by the ragged batch.
     """
 
+    name = "generate_step"
     max_depth = own_depth = changes = 0
     looks_up = shares = False
     pads = True
@@ -118,7 +97,7 @@ class _PlainDecoder:
         self._footprint = GeneratorFootprint(model)
         self.row_bytes = self._footprint.of_row
         self._waiting: dict[str, Row] = {}
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Iterator[RowStep]] = {}
 
     @property
     def slots(self) -> int:
@@ -130,16 +109,27 @@ class _PlainDecoder:
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
         for row_id in tokens:
-            row = self._waiting.pop(row_id)
-            plain = Plan.of([row.sampling]) == Plan() and row.sampling.top_logprobs is None
-            running = self._running[row_id] = _Running(row, None if plain else _RowSampler(row))
-            processors = [running.sampler.read] if running.sampler else []
-            running.handle = self._start(row, running.sampler, processors)
+            self._running[row_id] = self._steps(self._waiting.pop(row_id))
         return dict.fromkeys(tokens, 0)
 
-    def _start(self, row: Row, sampler: _RowSampler | None, processors: list[Any]) -> Any:
-        """Give a row to mlx-lm; returns its handle."""
-        raise NotImplementedError
+    def _steps(self, row: Row) -> Iterator[RowStep]:
+        """The steps of a row, each of one token."""
+        # Greedy rows need no sampler of their own.
+        plain = Plan.of([row.sampling]) == Plan() and row.sampling.top_logprobs is None
+        sampler = None if plain else _RowSampler(row)
+        left = row.max_tokens - len(row.generated)
+        options: dict[str, Any] = {"max_tokens": left, "prefill_step_size": PREFILL_CHUNK}
+        if sampler:
+            options |= {"sampler": sampler, "logits_processors": [sampler.read]}
+        for token, _ in generate_step(mx.array(row.history), self._model, **options):
+            drawn = sampler and ReadDraw.of(sampler.draws.popleft().arrays).at(row, 0)
+            yield RowStep(row.row_id, [drawn or Sampled(token)])
+
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
+        for steps in self._running.values():
+            for step in steps:
+                return [step]
+        return []
 
     def take_scores(self) -> dict[str, list[Scored]]:
         return {}
@@ -148,8 +138,7 @@ class _PlainDecoder:
         self._waiting.pop(row_id, None)
         self._running.pop(row_id, None)
 
-    def finish(self, row_id: str) -> None:
-        self.remove(row_id)
+    finish = remove
 
     def wait(self) -> None:
         mx.synchronize(generation_stream)
@@ -169,64 +158,3 @@ class _PlainDecoder:
 
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:  # noqa: ARG002
         return self._footprint.of_rows(rows)
-
-
-class GeneratorDecoder(_PlainDecoder):
-    """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps."""
-
-    name = "BatchGenerator"
-
-    def __init__(self, model: nn.Module, max_rows: int, reason: str = "") -> None:
-        super().__init__(model, reason)
-        self._generator = BatchGenerator(
-            model, completion_batch_size=max_rows, prefill_step_size=PREFILL_CHUNK
-        )
-        # Making a generator wires memory; this undoes it. Whether to wire is the user's choice.
-        self._generator.close()
-
-    def _start(self, row: Row, sampler: _RowSampler | None, processors: list[Any]) -> int:
-        left = row.max_tokens - len(row.generated)
-        [uid] = self._generator.insert(
-            [row.history], [left], samplers=[sampler], logits_processors=[processors]
-        )
-        return int(uid)
-
-    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
-        steps = []
-        running = {each.handle: each for each in self._running.values()}
-        for response in self._generator.next_generated():
-            steps.append(running[response.uid].outcome(response.token))
-            if response.finish_reason is not None:
-                del self._running[running[response.uid].row.row_id]
-        return steps
-
-    def remove(self, row_id: str) -> None:
-        if running := self._running.get(row_id):
-            self._generator.remove([running.handle])
-        super().remove(row_id)
-
-
-class SerialDecoder(_PlainDecoder):
-    """A `Decoder` over mlx-lm's `generate_step`, which decodes one row after the other.
-
-    For models that are right in no batch. The first step of a row reads its prompt.
-    """
-
-    name = "generate_step"
-
-    def _start(self, row: Row, sampler: _RowSampler | None, processors: list[Any]) -> Any:
-        left = row.max_tokens - len(row.generated)
-        return generate_step(
-            mx.array(row.history),
-            self._model,
-            max_tokens=left,
-            sampler=sampler,
-            logits_processors=processors,
-        )
-
-    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
-        # The first row decodes, the others wait for its end.
-        for running in self._running.values():
-            for token, _ in running.handle:
-                return [running.outcome(token)]
-        return []

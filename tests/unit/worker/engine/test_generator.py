@@ -1,8 +1,7 @@
-"""A model without a ragged form runs through mlx-lm's BatchGenerator behind the same engine."""
+"""A model without a ragged form runs through mlx-lm's `generate_step` behind the same engine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from mlx_lm.sample_utils import make_logits_processors
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine import generator
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.rows.row import Sampling
@@ -35,7 +34,7 @@ def test_a_llama_decodes_greedily_as_mlx_lm_does_with_staggered_arrivals(
     monkeypatch.setattr(generator, "PREFILL_CHUNK", 8)
 
     got = run(
-        GeneratorDecoder(llama.network, max_rows=4),
+        SerialDecoder(llama.network),
         [row(str(i), prompt, 30) for i, prompt in enumerate(PROMPTS)],
         arrivals={"1": 4, "3": 11},
     )
@@ -45,29 +44,12 @@ def test_a_llama_decodes_greedily_as_mlx_lm_does_with_staggered_arrivals(
 
 def test_a_seeded_row_of_a_llama_draws_the_same_tokens_in_any_company(llama: Loaded) -> None:
     hot = Sampling(temperature=1.0, top_k=40, repetition_penalty=1.2, seed=3)
-    alone = run(GeneratorDecoder(llama.network, max_rows=4), [row("x", PROMPTS[0], 25, hot)])
+    alone = run(SerialDecoder(llama.network), [row("x", PROMPTS[0], 25, hot)])
 
     others = [row(str(i), p, 12, Sampling(seed=i)) for i, p in enumerate(PROMPTS)]
-    together = run(GeneratorDecoder(llama.network, 8), [*others, row("x", PROMPTS[0], 25, hot)])
+    together = run(SerialDecoder(llama.network), [*others, row("x", PROMPTS[0], 25, hot)])
 
     assert together["x"] == alone["x"]
-
-
-def test_a_row_can_be_removed_before_and_while_it_decodes(llama: Loaded) -> None:
-    decoder = GeneratorDecoder(llama.network, max_rows=4)
-    for name in ("waiting", "running", "kept"):
-        decoder.add(row(name, PROMPTS[0], 20))
-    decoder.remove("waiting")
-    decoder.prefill({"running": 8})
-    decoder.prefill({"kept": 8})
-
-    first = decoder.step()
-    decoder.remove("running")
-    rest = [sampled.row_id for _ in range(25) for sampled in decoder.step()]
-
-    assert {sampled.row_id for sampled in first} == {"running", "kept"}
-    assert set(rest) == {"kept"}
-    assert len(rest) == 19
 
 
 def test_the_engine_serves_a_llama_like_any_other_model(llama_path: Path) -> None:
@@ -118,45 +100,20 @@ def test_penalties_act_on_logits_as_those_of_mlx_lm_do(
     llama: Loaded, settings: dict[str, Any]
 ) -> None:
     sampling = Sampling(temperature=0.0, top_logprobs=0, **settings)
-    prompts = {"long": PROMPTS[2], "short": PROMPTS[0]}
-    wanted = {name: penalised(llama, prompt, settings) for name, prompt in prompts.items()}
-    assert [s.token for s in wanted["long"]] != llama.greedy(prompts["long"], 20)
+    wanted = penalised(llama, PROMPTS[2], settings)
+    assert [s.token for s in wanted] != llama.greedy(PROMPTS[2], 20)
 
-    for company in (["long"], ["long", "short"]):
-        decoder = GeneratorDecoder(llama.network, max_rows=4)
-        for name in company:
-            decoder.add(row(name, prompts[name], 20, sampling))
-            decoder.prefill({name: 100})
-        got: dict[str, list[Sampled]] = {name: [] for name in company}
-        for step in (step for _ in range(25) for step in decoder.step()):
-            got[step.row_id] += step.tokens
+    decoder = SerialDecoder(llama.network)
+    decoder.add(row("x", PROMPTS[2], 20, sampling))
+    decoder.prefill({"x": 100})
+    got = [token for _ in range(21) for step in decoder.step() for token in step.tokens]
 
-        for name in company:
-            assert [s.token for s in got[name]] == [s.token for s in wanted[name]]
-            assert [s.logprob for s in got[name]] == pytest.approx(
-                [s.logprob for s in wanted[name]], abs=1e-3
-            )
-
-
-@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0, repetition_penalty=1.3, seed=8)])
-def test_an_interrupted_row_of_a_llama_goes_on_from_what_it_had_generated(
-    llama: Loaded, sampling: Sampling
-) -> None:
-    whole = row("x", PROMPTS[2], 24, sampling)
-    wanted = run(GeneratorDecoder(llama.network, max_rows=4), [whole])["x"]
-
-    for length in (1, 11, 23):
-        rest = replace(whole, generated=tuple(wanted[:length]))
-        decoder = GeneratorDecoder(llama.network, max_rows=4)
-        decoder.add(rest)
-        assert decoder.prefill({"x": 8})["x"] == 0
-        steps = [step for _ in range(30) for step in decoder.step()]
-
-        assert [token.token for step in steps for token in step.tokens] == wanted[length:]
+    assert [s.token for s in got] == [s.token for s in wanted]
+    assert [s.logprob for s in got] == pytest.approx([s.logprob for s in wanted], abs=1e-3)
 
 
 def test_a_row_of_a_llama_cannot_be_suspended(llama: Loaded) -> None:
-    decoder = GeneratorDecoder(llama.network, max_rows=4)
+    decoder = SerialDecoder(llama.network)
     decoder.add(row("x", PROMPTS[0], 20))
     decoder.prefill({"x": 8})
     decoder.step()

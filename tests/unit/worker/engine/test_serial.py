@@ -1,4 +1,4 @@
-"""Families that are right in no batch decode one row at a time, with mlx-lm's own text."""
+"""Families without a ragged form decode one row at a time, with mlx-lm's own text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from unittest.mock import patch
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.generate import generate_step
 
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
-from omlx_worker.engine.loading import self_check
+from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.loading.loader import decoder_of, load, load_engine
-from omlx_worker.engine.loading.self_check import check_batched
-from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.checkpoints import write_family
@@ -46,7 +43,7 @@ def greedy(model: nn.Module, tokens: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", PARAMETERS)
-def test_a_checkpoint_that_no_batch_runs_rightly_gives_mlx_lms_own_text(
+def test_a_checkpoint_without_a_ragged_form_gives_mlx_lms_own_text(
     tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_family(tmp_path / family, family)
@@ -98,14 +95,6 @@ def test_an_interrupted_row_goes_on_from_what_it_had_generated(sampling: Samplin
         assert [token.token for step in steps for token in step.tokens] == wanted[length:]
 
 
-def test_a_seed_gives_the_same_tokens_on_either_of_mlx_lms_loops() -> None:
-    model = tiny("llama")
-    seeded = Sampling(temperature=0.8, top_p=0.9, presence_penalty=0.5, seed=5)
-    rows = [row(name, tokens, 20, seeded) for name, tokens in PROMPTS.items()]
-
-    assert run(SerialDecoder(model), rows) == run(GeneratorDecoder(model, 4), rows)
-
-
 def test_a_row_can_be_removed_before_and_while_it_decodes() -> None:
     model = tiny("llama")
     decoder = SerialDecoder(model)
@@ -121,36 +110,6 @@ def test_a_row_can_be_removed_before_and_while_it_decodes() -> None:
 
     assert names == ["running"] * 3 + ["next"] * 20
     assert not decoder.suspend("next")
-
-
-@pytest.mark.parametrize("family", PARAMETERS)
-def test_batch_generator_is_refused_for_them(family: str) -> None:
-    with pytest.raises(Unsupported, match="mlx-lm's BatchGenerator"):
-        check_batched(tiny(family))
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_batch_generator_serves_a_family_that_it_runs_rightly(family: str, dtype: mx.Dtype) -> None:
-    model = tiny(family)
-    model.set_dtype(dtype)
-
-    check_batched(model)
-
-
-def test_a_step_of_batch_generator_that_differs_is_found() -> None:
-    model = tiny("llama")
-    batched = self_check._batched
-
-    def late(*args: object) -> list[mx.array]:
-        scores = batched(*args)  # type: ignore[arg-type]
-        return [*scores[:2], mx.roll(scores[2], 1, 0)]
-
-    with (
-        patch.object(self_check, "_batched", late),
-        pytest.raises(Unsupported, match=r"differs from a row alone by \d+%"),
-    ):
-        check_batched(model)
 
 
 def test_a_model_with_which_mlx_lm_itself_fails_is_refused_by_name() -> None:
@@ -177,16 +136,5 @@ def test_the_check_leaves_nothing_in_the_model() -> None:
     with broken:
         decoder = decoder_of(model, max_rows=4, depth=0)
 
-    assert isinstance(decoder, GeneratorDecoder)
+    assert isinstance(decoder, SerialDecoder)
     assert run(decoder, [row("x", PROMPTS["short"], TOKENS)])["x"] == wanted
-
-
-def test_a_batch_generator_that_fails_is_told_with_the_reason() -> None:
-    def fail(*_: object) -> None:
-        raise TypeError("only length-1 arrays")
-
-    with (
-        patch.object(BatchGenerator, "next_generated", fail),
-        pytest.raises(Unsupported, match=r"fails \(TypeError: only length-1 arrays\)"),
-    ):
-        check_batched(tiny("llama"))

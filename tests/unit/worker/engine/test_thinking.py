@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from omlx_producer.wire import GenerationRequest, InvalidRequest
 from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
+from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.rows.row import Emission, Sampling
 from omlx_worker.engine.rows.thinking import Thinking
@@ -89,10 +89,8 @@ def test_a_worker_has_a_budget_for_requests_without_one(path: Path) -> None:
     assert told == {None: 4, 6: 6, 0: 0, -1: 60}
 
 
-@pytest.mark.parametrize("kind", [GeneratorDecoder, SerialDecoder])
-def test_mlx_lms_own_loops_keep_to_budgets_too(kind: Any, llama_path: Path) -> None:
-    network = Loaded.at(llama_path).network
-    decoder = kind(network, 4) if kind is GeneratorDecoder else kind(network)
+def test_mlx_lms_own_loop_keeps_to_budgets_too(llama_path: Path) -> None:
+    decoder = SerialDecoder(Loaded.at(llama_path).network)
     hot = Sampling(temperature=1.0, seed=3)
     budget = replace(hot, thinking=Thinking((5,), (7, 8), begun=True, budget=4))
     [free] = run(decoder, [row("x", [5, 6, 7], 20, hot)]).values()

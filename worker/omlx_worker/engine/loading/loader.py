@@ -11,13 +11,14 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.engine import Decoder, DecodingEngine
-from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
+from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.loading.checkpoint import resolve
@@ -25,7 +26,6 @@ from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
 from omlx_worker.engine.loading.prefixes import Prefixes as Prefixes
-from omlx_worker.engine.loading.self_check import CannotGenerate, check_batched
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.draft_model import WithDraftModel
 from omlx_worker.engine.models.mtp import MTPHead, with_head
@@ -233,7 +233,7 @@ def decoder_of(
     make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
     contest: Contest | None = None,
 ) -> Decoder:
-    """The ragged batch if the model has that form, else the faster of mlx-lm's loops that is right.
+    """The ragged batch if the model has that form, else mlx-lm's `generate_step`.
 
     Args:
         draft: drafts in place of the model's own head.
@@ -252,7 +252,7 @@ def decoder_of(
                 f"{DRAFT_MODEL}: leave it out; the model does not run on the ragged batch, so it "
                 f"has no drafts, because {reason}"
             ) from None
-        return _plain_decoder(network, max_rows, str(reason))
+        return _plain_decoder(network, str(reason))
     if draft is not None:
         try:
             ragged = WithDraftModel(ragged, as_ragged(draft, drafts=False, contest=contest))
@@ -269,26 +269,23 @@ def decoder_of(
     return RaggedDecoder(ragged, depth, lookup, kept, fixed=slots)
 
 
-def _plain_decoder(network: nn.Module, max_rows: int, reason: str) -> Decoder:
-    """mlx-lm's `BatchGenerator` if it is right on this model, else its `generate_step`.
+def _plain_decoder(network: nn.Module, reason: str) -> Decoder:
+    """mlx-lm's `generate_step`, a row at a time.
 
     Raises:
-        ModelError: if that fails too.
+        ModelError: if it fails.
     """
     try:
-        check_batched(network)
-    except Unsupported as other:
-        log.warning(
-            "the model runs one row at a time on mlx-lm's generate_step, slowly and without "
-            "drafts, because %s, and %s",
-            reason,
-            other,
-        )
-        return SerialDecoder(network, f"{reason}, and {other}")
-    except CannotGenerate as error:
+        list(generate_step(mx.zeros(3, mx.int32), network, max_tokens=2))
+    except Exception as error:  # a family's own code may raise anything
         family = getattr(network, "model_type", type(network).__module__)
         raise ModelError(
-            f"--model: mlx-lm itself cannot generate with this {family} ({error}); give another"
-        ) from None
-    log.warning("the model runs on mlx-lm's BatchGenerator, without drafts, because %s", reason)
-    return GeneratorDecoder(network, max_rows, reason)
+            f"--model: mlx-lm itself cannot generate with this {family} "
+            f"({type(error).__name__}: {one_line(str(error))}); give another"
+        ) from error
+    log.warning(
+        "the model runs one row at a time on mlx-lm's generate_step, slowly and without drafts, "
+        "because %s",
+        reason,
+    )
+    return SerialDecoder(network, reason)

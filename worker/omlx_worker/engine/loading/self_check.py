@@ -1,7 +1,4 @@
-"""Compares a ragged form with the model's own forward, on the loaded weights and this device.
-
-Where there is none, mlx-lm's `BatchGenerator` is compared with mlx-lm's `generate_step`.
-"""
+"""Compares a ragged form with the model's own forward, on the loaded weights and this device."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
-from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
@@ -27,7 +22,6 @@ from omlx_worker.engine.rows.row import Row, Sampling
 log = logging.getLogger(__name__)
 
 _PROMPTS = (3, 11)
-_BATCHED, _FOLLOWED = (3, 11, 6), 8  # tokens of `BatchGenerator`'s prompts, and of each text
 _STRETCHES = ((1, 4), (2, 7))  # tokens of the prompts that are read together
 _WINDOWS = ((4, (1, 3)), (1, (1, 1)), (4, (4, 1)), (2, (2, 2)))
 """Widths, and how many tokens of each row's window are committed.
@@ -132,107 +126,6 @@ def _nudged(embed: Callable[..., mx.array], step: float) -> Callable[..., mx.arr
     return nudged
 
 
-class CannotGenerate(Exception):
-    """A model with which mlx-lm's own loop fails. The message says how."""
-
-
-def check_batched(model: nn.Module) -> None:
-    """Compare mlx-lm's `BatchGenerator` with its `generate_step`, which decodes one row.
-
-    Two prompts of different lengths are read together, and a third joins later. All rows follow
-    given texts, so one tie changes nothing.
-
-    Raises:
-        Unsupported: if they disagree, or if `BatchGenerator` fails.
-        CannotGenerate: if `generate_step` fails.
-    """
-    try:
-        logits = model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model))
-        prompts = [_listed(logits.shape[-1], n, n) for n in _BATCHED]
-        texts = [_listed(logits.shape[-1], _FOLLOWED, 100 + n) for n in _BATCHED]
-        wanted = [_alone(model, *each) for each in zip(prompts, texts, strict=True)]
-    except Exception as error:  # a family's own code may raise anything
-        log.debug("the model's own loop failed", exc_info=True)
-        raise CannotGenerate(f"{type(error).__name__}: {one_line(str(error))}") from error
-    if any(hasattr(module, "index_block_size") for module in model.modules()):
-        raise Unsupported("mlx-lm's BatchGenerator shifts the blocks of keys that it attends to")
-    try:
-        got = _batched(model, prompts, texts)
-        explained = rounding(model, logits.shape[-1], _precision(model))
-    except Exception as error:  # likewise
-        log.debug("mlx-lm's BatchGenerator failed", exc_info=True)
-        reason = f"{type(error).__name__}: {one_line(str(error))}"
-        raise Unsupported(f"mlx-lm's BatchGenerator fails ({reason})") from error
-    near = min(max(_LEAST, explained), _MOST)  # stricter: the slower loop is always right
-    found = max(_upper_quartile(list(_distances(*each))) for each in zip(got, wanted, strict=True))
-    if not found <= near:
-        raise Unsupported(
-            f"mlx-lm's BatchGenerator differs from a row alone by {found:.0%}, and rounding"
-            f" explains {near:.0%}"
-        )
-
-
-class _Replay:
-    """A sampler that follows a text and keeps the logits that it is given, ``[1, V]`` each."""
-
-    def __init__(self, text: list[int]) -> None:
-        self.logits: list[mx.array] = []
-        self._text = text
-
-    def read(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        self.logits.append(logits)
-        return logits
-
-    def __call__(self, _logprobs: mx.array) -> mx.array:
-        place = min(len(self.logits), len(self._text)) - 1
-        return mx.array([self._text[place]], mx.uint32)
-
-    @property
-    def scores(self) -> mx.array:
-        """``[T, V]``, of every token of the text."""
-        return mx.concatenate(self.logits[: len(self._text)])
-
-
-def _alone(model: nn.Module, prompt: list[int], text: list[int]) -> mx.array:
-    replay = _Replay(text)
-    for _ in generate_step(
-        mx.array(prompt),
-        model,
-        max_tokens=len(text),
-        sampler=replay,
-        logits_processors=[replay.read],
-    ):
-        pass
-    mx.eval(replay.scores)
-    return replay.scores
-
-
-def _batched(
-    model: nn.Module, prompts: Sequence[list[int]], texts: Sequence[list[int]]
-) -> list[mx.array]:
-    generator = BatchGenerator(model)
-    generator.close()  # making one wires memory
-    replays = [_Replay(text) for text in texts]
-    for place, (prompt, replay) in enumerate(zip(prompts, replays, strict=True)):
-        if place == len(prompts) - 1:
-            generator.next_generated()
-            generator.next_generated()
-        generator.insert(
-            [prompt], [_FOLLOWED], samplers=[replay], logits_processors=[[replay.read]]
-        )
-    while generator.next_generated():
-        pass
-    return [replay.scores for replay in replays]
-
-
-def _precision(model: nn.Module) -> mx.Dtype:
-    """The coarsest type of a model's numbers."""
-    types = {array.dtype for _, array in tree_flatten(model.parameters())}
-    floats = [dtype for dtype in types if mx.issubdtype(dtype, mx.floating)]
-    coarsest: mx.Dtype = max(floats, key=lambda dtype: float(mx.finfo(dtype).eps))
-    return coarsest
-
-
 def _trace(ragged: RaggedModel) -> None:
     """Run one window as a compiled step does, which fails if a module reads values on the host."""
     arrays = [cache.arrays for cache in ragged.new_caches(1, TAIL)]
@@ -264,11 +157,6 @@ def _read(ragged: RaggedModel, prompts: Sequence[mx.array]) -> list[LayerCache]:
 
 def _tokens(vocabulary: int, count: int, seed: int) -> mx.array:
     return mx.random.randint(0, vocabulary, (count,), key=mx.random.key(seed))
-
-
-def _listed(vocabulary: int, count: int, seed: int) -> list[int]:
-    tokens: list[int] = _tokens(vocabulary, count, seed).tolist()  # type: ignore[assignment]
-    return tokens
 
 
 def _upper_quartile(distances: list[float]) -> float:

@@ -105,6 +105,8 @@ def serve_views(model: nn.Module, kernels: Kernels) -> bool:
             latent = True
         elif "q_proj" in part and hasattr(part, "attn_logit_softcapping"):
             _add_forward(type(part), _capped_attention)
+        elif "qkv_proj" in part and "q_weight" in part:
+            _add_forward(type(part), _weighted_attention)
     return latent
 
 
@@ -166,6 +168,21 @@ def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
     view.update_and_fetch(module.rope(keys, offset=view.offset), values)
     queries = module.rope(queries, offset=view.offset)
     mixed = view.attend(queries, module.scale, mask, softcap=module.attn_logit_softcapping)
+    out: mx.array = module.o_proj(mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+    return out
+
+
+def _weighted_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
+    """plamo2's attention, which norms each head by weights of its own."""
+    parts = module.qkv_proj(x).reshape(*x.shape[:2], -1, module.qk_dim).swapaxes(1, 2)
+    ends = [module.q_num_heads, module.q_num_heads + module.k_num_heads]
+    queries, keys, values = mx.split(parts, ends, axis=1)
+    queries, keys = (
+        module.rope(mx.fast.rms_norm(heads, None, 1e-6) * weight[:, None], offset=view.offset)
+        for heads, weight in ((queries, module.q_weight), (keys, module.k_weight))
+    )
+    view.update_and_fetch(keys, values)
+    mixed = view.attend(queries, module.scale, mask)
     out: mx.array = module.o_proj(mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))
     return out
 

@@ -202,10 +202,10 @@ def _bytes(arrays: Iterable[mx.array]) -> int:
 
 
 class GeneratorFootprint:
-    """Memory of mlx-lm's `BatchGenerator`, from the sizes of its model's own caches.
+    """Memory of mlx-lm's `generate_step`, which decodes one row, from its model's own caches.
 
-    An upper estimate: rows are padded to the longest, bounded caches count as if they grew
-    without bound, and a step copies arrays that the last one still holds.
+    An upper estimate: bounded caches count as if they grew without bound, and a step copies
+    arrays that the last one still holds.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -219,13 +219,8 @@ class GeneratorFootprint:
 
     def of_rows(self, rows: Sequence[Size]) -> int:
         """See `omlx_worker.engine.rows.interface.Rows.bytes_for`."""
-        prompts = sum(self._of_batch(1, to_read) for to_read, *_ in rows if to_read)
         longest = max((tokens for _, tokens, *_ in rows), default=0)
-        return prompts + self._of_batch(len(rows), longest)
-
-    def _of_batch(self, rows: int, tokens: int) -> int:
-        steps = 1 + -(-tokens // int(KVCache.step))
-        return 2 * rows * (self._fixed + steps * self._growth)
+        return 2 * (self._fixed + (1 + -(-longest // int(KVCache.step))) * self._growth)
 
 
 def _cache_bytes(model: nn.Module, tokens: int) -> int:

@@ -174,7 +174,7 @@ def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_the_reaso
         as_ragged(tiny("llama"))
 
 
-def test_a_model_without_a_ragged_form_runs_on_batch_generator_with_a_warning(
+def test_a_model_without_a_ragged_form_runs_on_generate_step_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken = patch.object(AttentionCache, "put", put_no_keys)
@@ -183,7 +183,7 @@ def test_a_model_without_a_ragged_form_runs_on_batch_generator_with_a_warning(
         decoder = decoder_of(tiny("llama"), max_rows=1, depth=0)
 
     assert decoder.reason is not None
-    assert f"BatchGenerator, without drafts, because {decoder.reason}" in caplog.text
+    assert f"slowly and without drafts, because {decoder.reason}" in caplog.text
     assert "differs from a plain forward" in decoder.reason
 
 

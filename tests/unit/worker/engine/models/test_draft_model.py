@@ -232,7 +232,7 @@ def test_a_draft_model_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None
     assert refused(str(other)).startswith(f"--draft-model {other}: no checkpoint")
 
 
-def test_a_draft_model_for_batch_generator_is_refused(target: nn.Module) -> None:
+def test_a_draft_model_for_a_model_without_a_ragged_form_is_refused(target: nn.Module) -> None:
     broken = patch.object(AttentionCache, "put", lambda *_: None)
 
     with broken, pytest.raises(ModelError, match="--draft-model: leave it out; the model does not"):
