@@ -20,7 +20,7 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import one_line
 from omlx_producer.wire import JOB_FUNCTION, GenerationRequest, InvalidRequest
-from omlx_worker.control.intake import decode_request
+from omlx_worker.control.payload import decode_request
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery import publisher

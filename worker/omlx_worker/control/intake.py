@@ -1,28 +1,21 @@
-"""Makes a claimed job ready to run: decode, validate, tokenize, resume its stream.
-
-Payloads are not trusted. RQ stores a zlib-compressed JSON list: function name, instance, positional
-and keyword arguments. Anything else is refused with one sentence. Nothing in a payload is imported,
-called or unpickled.
-"""
+"""Makes a claimed job ready to run: validate its request, tokenize, resume its stream."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 from redis import Redis
 from rq.job import Job
 
-from omlx_producer.errors import one_line, shown, unquoted
+from omlx_producer.errors import one_line, unquoted
 from omlx_producer.wire import (
-    JOB_FUNCTION,
     LOOPS,
     GenerationRequest,
     InvalidRequest,
@@ -30,7 +23,7 @@ from omlx_producer.wire import (
     events_key,
     parse_event,
 )
-from omlx_producer.wire.json_limits import read_json
+from omlx_worker.control.payload import decode_request
 from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.engine.rows.row import Row
 from omlx_worker.job import ActiveJob, OtherModel
@@ -174,80 +167,8 @@ def _sizes(rows: Sequence[Row]) -> tuple[Size, ...]:
     return tuple(row.size(row.length) for row in rows)
 
 
-def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
-    """Read and validate the request of a claimed job.
-
-    Raises:
-        InvalidRequest: with one sentence for the user.
-    """
-    function, instance, args, kwargs = _decode_call(_decompress(data))
-    if function != JOB_FUNCTION:
-        raise InvalidRequest(
-            None,
-            f"the job calls {shown(function)}, which this worker does not run",
-            f"enqueue {JOB_FUNCTION}",
-        )
-    if instance is not None or args != []:
-        raise InvalidRequest(
-            None, "the job has positional arguments", "give the keyword request only"
-        )
-    if not isinstance(kwargs, dict) or set(kwargs) != {"request"}:
-        raise InvalidRequest(None, "the job's only keyword argument must be request")
-    request = GenerationRequest.parse(kwargs["request"])
-    if request.model != model_alias:
-        raise InvalidRequest(
-            "model", f"got {shown(request.model)}", f"this worker serves {model_alias!r}"
-        )
-    return request
-
-
 def release_memory() -> None:
     """Return freed memory to the system; glibc would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _decompress(data: bytes) -> bytes:
-    if not data:
-        raise InvalidRequest(
-            None, "the job has no payload", "enqueue it through RQ or omlx_producer"
-        )
-    decompressor = zlib.decompressobj()
-    try:
-        body = decompressor.decompress(data, MAX_BODY_BYTES)
-    except zlib.error:
-        body = data  # RQ reads uncompressed payloads too.
-    else:
-        if decompressor.unconsumed_tail:
-            raise InvalidRequest(
-                None,
-                f"the job's payload unpacks to more than the {MAX_BODY_BYTES} bytes that are read",
-            )
-    return body
-
-
-def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
-    if body.startswith(b"\x80"):
-        raise InvalidRequest(
-            None,
-            "the job's payload is a pickle, which this worker never opens",
-            "enqueue with RQ's JSONSerializer",
-        )
-    try:
-        call = read_json(body.decode(), _refuse_constant)
-    except InvalidRequest:
-        raise
-    except RecursionError:
-        raise InvalidRequest(None, "the job's payload is nested too deeply", "flatten it") from None
-    except ValueError:
-        raise InvalidRequest(
-            None, "the job's payload is not JSON", "enqueue with RQ's JSONSerializer"
-        ) from None
-    if not isinstance(call, list) or len(call) != 4:
-        raise InvalidRequest(None, "the job's payload is not a function call as RQ writes one")
-    return (call[0], call[1], call[2], call[3])
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequest(None, f"the job's payload holds {name}, which is not JSON")
