@@ -125,9 +125,9 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         if not batch.begin(fields):
             return _known(batch, fields, owner)
         now = time.time()
-        connection.zadd(HTTP_BATCHES_KEY, index_entry(owner, now, f"batch_{batch.run}"))
+        connection.zadd(HTTP_BATCHES_KEY, {index_entry(owner, now, f"batch_{batch.run}"): 0})
         for output in output_ids(batch):
-            connection.zadd(FILES_KEY, index_entry(owner, now, output))
+            connection.zadd(FILES_KEY, {index_entry(owner, now, output): 0})
         with batch.kept():
             try:
                 source = BatchInput(connection, content, new.completion_window, new.endpoint, owner)

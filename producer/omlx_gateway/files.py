@@ -61,19 +61,19 @@ class FileStore:
 
     def add(self, content: IO[bytes], filename: str) -> dict[str, Any]:
         """Store a new input; returns its record. No content is left if this fails."""
-        file_id = f"file-{secrets.token_hex(12)}"
+        file_id, now = f"file-{secrets.token_hex(12)}", time.time()
         with contextlib.ExitStack() as undo:
             undo.callback(self.contents.delete, file_id)
             size = self.contents.write(file_id, content)
             record: dict[Any, Any] = {"filename": filename, "bytes": size, "purpose": PURPOSE}
-            record |= {"created_at": int(time.time()), **owner_field(self.owner)}
+            record |= {"created_at": f"{now:.6f}", **owner_field(self.owner)}
             with self.connection.pipeline() as pipe:
                 if seconds := self.contents.seconds:
-                    record["expires_at"] = record["created_at"] + seconds
+                    record["expires_at"] = int(now) + seconds
                 pipe.hset(file_key(file_id), mapping=record)
                 if seconds:
                     pipe.expire(file_key(file_id), seconds)
-                pipe.zadd(FILES_KEY, index_entry(self.owner, time.time(), file_id))
+                pipe.zadd(FILES_KEY, {index_entry(self.owner, now, file_id): 0})
                 pipe.execute()
             undo.pop_all()
         return {"id": file_id, **record}
@@ -122,10 +122,16 @@ class FileStore:
         Raises:
             ApiError: 404.
         """
-        self.find(file_id)
+        record = self.find(file_id)
         if output := OutputFile.of(self.connection, file_id):
+            # Its entry goes with that of the batch.
             output.delete()
-        self.connection.delete(file_key(file_id))
+            return
+        entry = index_entry(record.get("owner"), float(record["created_at"]), file_id)
+        with self.connection.pipeline() as pipe:
+            pipe.delete(file_key(file_id))
+            pipe.zrem(FILES_KEY, entry)
+            pipe.execute()
         self.contents.delete(file_id)
 
 
@@ -136,7 +142,7 @@ def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
         "id": file_id,
         "object": "file",
         "bytes": int(record["bytes"]),
-        "created_at": int(record["created_at"]),
+        "created_at": int(float(record["created_at"])),
         "expires_at": int(expires) if expires else None,
         "filename": record["filename"],
         "purpose": record["purpose"],

@@ -20,9 +20,9 @@ from omlx_producer.errors import InvalidRequest
 _CHUNK = 1000
 
 
-def index_entry(owner: str | None, made_at: float, name: str) -> dict[str, float]:
-    """The entry of an id, for ``ZADD``."""
-    return {f"{owner or ''}:{made_at:017.6f}:{name}": 0}
+def index_entry(owner: str | None, made_at: float, name: str) -> str:
+    """The entry of an id."""
+    return f"{owner or ''}:{made_at:017.6f}:{name}"
 
 
 def page_of(

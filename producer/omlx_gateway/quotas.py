@@ -87,7 +87,7 @@ def require_fewer(gateway: Gateway, waiting: int) -> None:
     if waiting >= gateway.limits.queued:
         raise ApiError(
             429,
-            f"{waiting} prompts of this API key wait, and this gateway takes more below "
+            f"{waiting} of your prompts wait, and this gateway takes more below "
             f"{gateway.limits.queued}; try again later",
             "rate_limit_error",
             "queue_full",

@@ -656,6 +656,8 @@ class Batch:
         fetched["fetched_to"] = fetched_to
         with self.connection.pipeline() as pipe:
             pipe.hset(self.key, mapping=fetched)
+            # It may have expired meanwhile.
+            pipe.expire(self.key, KEEP_SECONDS, nx=True)
             pipe.unlink(self.results_key)
             pipe.execute()
 

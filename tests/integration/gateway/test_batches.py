@@ -324,6 +324,7 @@ def test_the_indexes_shrink_when_files_and_batches_expire_or_are_deleted(
     kept, gone = begin(client, line("a")), begin(client, line("b"))
     assert connection.zcard(FILES_KEY) == 6
     client.files.delete(gone.input_file_id)
+    assert connection.zcard(FILES_KEY) == 5
     # As when it expires.
     connection.delete(gone.id.replace("batch_", "omlx:batch:"))
     shrink_indexes(connection)

@@ -139,7 +139,7 @@ def test_results_of_which_some_are_missing_are_not_written_nor_dropped(
     fetched = run("results", batch.id, "-o", str(output))
     assert fetched.exit_code == 2
     assert "1 of 3 results are not in Redis any more" in fetched.stderr
-    assert not output.exists()
+    assert not list(tmp_path.iterdir())
     assert connection.hlen(batch.results_key) == 2
     assert batch.read().fetched_to == ""
     shown = run("results", batch.id)
