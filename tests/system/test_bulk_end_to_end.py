@@ -15,8 +15,8 @@ from redis import Redis
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.job import CHECKPOINT_SECONDS
 from tests.helpers.bulk_runs import errors, jobs_in_redis, lines, submit
+from tests.helpers.demo_worker import worker
 from tests.helpers.workers import wait_for
-from tests.system.test_end_to_end import worker
 
 pytestmark = pytest.mark.system
 

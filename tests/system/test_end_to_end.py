@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -24,6 +21,7 @@ from omlx_producer import JobFailed, Producer
 from omlx_producer.wire import DoneEvent, JobEvent, Priority, TokensEvent, queue_name
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from tests.helpers.decoding import Loaded
+from tests.helpers.demo_worker import worker
 from tests.helpers.redis_server import cut_readers
 
 TOKENS = 24
@@ -33,35 +31,6 @@ TOKENS = 24
 def heldout() -> list[str]:
     lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()
     return ["\n".join(json.loads(line)["prompt"].splitlines()[:6]) for line in lines]
-
-
-@contextlib.contextmanager
-def worker(
-    redis_url: str, *options: str, log: Path | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A real worker process on the demo model, ended by SIGTERM; its stderr goes to ``log``."""
-    command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    written = log.open("wb") if log else None
-    process = subprocess.Popen(
-        [*command, "--model", "demo", "--redis-url", redis_url, *options],
-        env=environment,
-        stderr=written,
-    )
-    try:
-        with Redis.from_url(redis_url) as connection:
-            deadline = time.monotonic() + 120
-            while not connection.hexists("omlx:models", "demo"):
-                assert process.poll() is None, "the worker ended before it was ready"
-                assert time.monotonic() < deadline, "the worker did not get ready"
-                time.sleep(0.05)
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(90) in {0, 128 + signal.SIGTERM}
-        if written:
-            written.close()
 
 
 def text_of(stream: Iterable[JobEvent]) -> str:

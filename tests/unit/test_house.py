@@ -163,6 +163,12 @@ def test_a_module_imports_few_others() -> None:
     assert MORE_OWN_IMPORTS.keys() <= many.keys(), "an exception that no module needs any more"
 
 
+def test_no_test_module_imports_another() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        found = re.search(r"^from tests\.\S*\btest_\w+ import", path.read_text(), re.MULTILINE)
+        assert not found, f"{path}: {found and found[0]}; what two of them need is a helper's"
+
+
 def test_no_key_of_rq_is_written_out() -> None:
     """RQ's keys begin with ``RQ_KEY_PREFIX``, which need not be ``rq``."""
     for source in SOURCES:

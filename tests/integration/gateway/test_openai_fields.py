@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from redis import Redis
 
 from omlx_producer import GenerationRequest
+from tests.helpers.openai_parameters import BESIDE, CHATS
 from tests.helpers.workers import ALIAS, fetch
-from tests.integration.producer.test_openai_parameters import BESIDE, CHATS
 
 CHAT = {"model": ALIAS, "messages": [{"role": "user", "content": "a"}], "max_tokens": 6}
 

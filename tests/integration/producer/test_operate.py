@@ -15,6 +15,7 @@ from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.cli.main import cli
 from omlx_producer.wire import events_key
+from tests.helpers.bulk_rows import rows
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.screens import attach
 from tests.helpers.workers import (
@@ -29,7 +30,6 @@ from tests.helpers.workers import (
     wait_for,
 )
 from tests.integration.producer.bulk.conftest import Run, run  # noqa: F401
-from tests.integration.producer.bulk.test_collector import rows
 
 LONG = 9000
 

@@ -16,9 +16,9 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.wire import queue_name
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
+from tests.helpers.bulk_rows import rows
 from tests.helpers.leases import claim, commit, done, table
 from tests.helpers.workers import ALIAS, fetch, run_burst, running_worker, status, wait_for
-from tests.integration.producer.bulk.test_collector import rows
 
 EXPIRED = "the job did not finish within its completion_window"
 

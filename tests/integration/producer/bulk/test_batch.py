@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from typing import Any
 
 import pytest
 import redis
@@ -17,6 +16,7 @@ from omlx_producer import Producer
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, open_key
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.wire import GenerationRequest, queue_name
+from tests.helpers.bulk_rows import batch_of, rows
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
 from tests.helpers.workers import (
@@ -29,15 +29,8 @@ from tests.helpers.workers import (
     worker_process,
 )
 from tests.integration.producer.bulk.conftest import Run
-from tests.integration.producer.bulk.test_collector import rows
 
 QUEUE = queue_name(ALIAS, "bulk")
-
-
-def batch_of(connection: redis.Redis, count: int, **fields: Any) -> Batch:
-    batch = Batch.create(connection)
-    batch.upload(rows(count, **fields))
-    return batch
 
 
 def custom_ids(batch: Batch) -> list[str]:

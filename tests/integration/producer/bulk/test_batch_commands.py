@@ -18,17 +18,16 @@ from omlx_producer.bulk.row import BadRow
 from omlx_producer.bulk.store import Store, run_path
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
+from tests.helpers.bulk_rows import batch_of, rows
 from tests.helpers.bulk_runs import (
     errors,
     ids,
     write_rows,
 )
 from tests.helpers.leases import claim, commit, done, failed, table
+from tests.helpers.row_results import body
 from tests.helpers.workers import ALIAS, run_burst
 from tests.integration.producer.bulk.conftest import Run
-from tests.integration.producer.bulk.test_batch import batch_of
-from tests.integration.producer.bulk.test_collector import rows
-from tests.unit.producer.bulk.test_output import body
 
 
 def test_the_commands_reach_a_batch_from_anywhere(

@@ -16,8 +16,8 @@ from omlx_producer.bulk import batch as batch_module
 from omlx_producer.bulk.batch import ALIVE_SECONDS, BATCHES_KEY, UPLOAD_SECONDS, Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.connection import connect
+from tests.helpers.bulk_rows import QUEUE, rows
 from tests.helpers.workers import wait_for
-from tests.integration.producer.bulk.test_collector import QUEUE, rows
 
 BAD = BadRow(1, None, "unparsable", "line 1: not JSON", "0" * 24, False)
 

@@ -14,11 +14,11 @@ from omlx_producer.cli import batch as batch_commands
 from omlx_producer.cli.bulk import run as run_command
 from omlx_producer.cli.session import with_command
 from omlx_producer.wire import MODELS_KEY
+from tests.helpers.bulk_rows import batch_of
 from tests.helpers.bulk_runs import jobs_in_redis, write_rows
 from tests.helpers.fake_worker import announce
 from tests.helpers.workers import ALIAS
 from tests.integration.producer.bulk.conftest import Run
-from tests.integration.producer.bulk.test_batch import batch_of
 
 
 def told(run: Run, *args: str) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,38 +14,12 @@ from omlx_producer import Producer
 from omlx_producer.bulk import collector as collector_module
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.collector import Collector
-from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
+from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.wire import GenerationRequest
+from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.leases import claim, commit, done, expire, failed, table
-from tests.helpers.workers import ALIAS, run_burst, running_worker, wait_for
-
-RUN = "0123456789ab"
-QUEUE = f"omlx:{ALIAS}:bulk"
-
-
-def rows(count: int, start: int = 0, **fields: Any) -> list[Row]:
-    made = []
-    for number in range(start, start + count):
-        options = {"model": ALIAS, "max_completion_tokens": 4, **fields}
-        request = GenerationRequest(prompt=f"prompt {number}", **options)
-        digest = digest_of(f"r{number}", request.to_wire())
-        made.append(Row(f"r{number}", number + 1, request, digest))
-    return made
-
-
-@dataclass
-class Kept:
-    """A sink in memory."""
-
-    results: list[RowResult] = field(default_factory=list)
-
-    def commit(self, results: Sequence[RowResult]) -> None:
-        self.results += results
-
-    @property
-    def names(self) -> list[str]:
-        return sorted(str(result.row.custom_id) for result in self.results)
+from tests.helpers.workers import run_burst, running_worker, wait_for
 
 
 def finish(collector: Collector, seconds: float = 30.0) -> None:
@@ -58,10 +31,6 @@ def finish(collector: Collector, seconds: float = 30.0) -> None:
 
 def keys_of_run(connection: redis.Redis) -> list[str]:
     return sorted(key.decode() for key in connection.scan_iter(f"omlx:batch:{RUN}*"))
-
-
-def names(expected: Sequence[Row]) -> list[str]:
-    return sorted(row.custom_id for row in expected)
 
 
 def test_rows_of_long_prompts_wait_for_room(

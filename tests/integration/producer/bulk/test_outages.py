@@ -12,9 +12,9 @@ import redis
 from omlx_producer.bulk import collector as collector_module
 from omlx_producer.bulk.collector import Collector, drive
 from omlx_producer.signals import StopSignals
+from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import running_worker
-from tests.integration.producer.bulk.test_collector import QUEUE, RUN, Kept, names, rows
 
 WAITING = f"omlx:batch:{RUN}:waiting:{QUEUE}"
 

@@ -20,7 +20,7 @@ from omlx_producer.bulk.progress import (
 )
 from omlx_producer.bulk.row import RowResult, RowUsage
 from omlx_producer.bulk.store import Totals
-from tests.unit.producer.bulk.test_output import failed, ok, row
+from tests.helpers.row_results import failed, ok, row
 
 
 class Clock:

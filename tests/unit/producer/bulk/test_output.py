@@ -28,52 +28,11 @@ from omlx_producer.bulk.output import (
     require_output,
     require_run_output,
 )
-from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, read_line, write_line
+from omlx_producer.bulk.row import Row, RowResult, read_line, write_line
 from omlx_producer.bulk.store import Store, read_settings, run_path
 from omlx_producer.client.outcome import Outcome
-from omlx_producer.wire import GenerationRequest
 from tests.helpers.bulk_runs import errors, ids, lines
-
-
-def body(text: str = "text") -> dict[str, Any]:
-    return {
-        "id": "cmpl-1",
-        "object": "text_completion",
-        "created": 1,
-        "model": "m",
-        "choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
-    }
-
-
-def row(custom_id: str, line: int = 1, prompt: str = "p") -> Row:
-    request = GenerationRequest(model="m", prompt=prompt)
-    return Row(custom_id, line, request, digest_of(custom_id, request.to_wire()))
-
-
-def ok(custom_id: str, line: int = 1, prompt: str = "p") -> RowResult:
-    return RowResult(row(custom_id, line, prompt), "bulk-1-1", body=body(f"text of {custom_id}"))
-
-
-def failed(custom_id: str, line: int = 1) -> RowResult:
-    return RowResult(row(custom_id, line), "bulk-1-1", code="failed", reason="out of memory")
-
-
-def bad(line: int, custom_id: str | None = None) -> RowResult:
-    row_ = BadRow(line, custom_id, "unparsable", f"line {line}: not JSON", f"{line:024x}", False)
-    return RowResult(row_, "", code=row_.code, reason=row_.reason)
-
-
-def write(path: Path, *results: RowResult, finish: bool = False, **how: Any) -> Store:
-    """What a command does; returns the store as the next one finds it."""
-    with Output.open(path) as output:
-        for result in results:
-            assert isinstance(result.row, Row | BadRow)
-            output.store.see(result.row)
-        output.commit(results)
-        if finish:
-            output.finish(**{"ordered": False} | how)
-    return Store(run_path(path))
+from tests.helpers.row_results import bad, body, failed, ok, row, write
 
 
 def test_results_and_errors_go_to_a_file_each(tmp_path: Path) -> None:

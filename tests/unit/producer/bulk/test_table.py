@@ -15,7 +15,7 @@ from omlx_producer.bulk.records import Record
 from omlx_producer.bulk.row import RowResult
 from omlx_producer.bulk.table import JSON, ROW_GROUP, TEXT, TableForm, properties_of, safe_cell
 from tests.helpers.bulk_runs import errors
-from tests.unit.producer.bulk.test_output import bad, failed, ok, write
+from tests.helpers.row_results import bad, failed, ok, write
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:

@@ -13,8 +13,8 @@ from mlx_lm.models.cache import KVCache
 
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from tests.helpers.cache_driver import Driver
 from tests.helpers.decoding import Loaded, row
-from tests.unit.worker.engine.ragged.test_cache import Driver
 
 
 @pytest.mark.slow

@@ -1,0 +1,143 @@
+"""Moves on a batch whose caches are compared with those of rows alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.batch import BatchRow
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix_arrays import Layers
+from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.rows.row import Row
+from tests.helpers.decoding import GREEDY, Loaded
+
+LENGTH = 140
+ROWS = 6
+PROMPTS = 3
+"""Of each length."""
+
+
+class Driver:
+    """Plays moves on a batch, drafts being right as often as the move says."""
+
+    def __init__(self, loaded: Loaded, seed: int, tokens: int = LENGTH) -> None:
+        self.loaded = loaded
+        self.tokens = tokens
+        self.decoder: RaggedDecoder = loaded.decoder(depth=3)
+        self.rng = random.Random(seed)
+        self.histories: dict[str, list[int]] = {}
+        self.futures: dict[str, list[int]] = {}
+        self.steps = 0
+        self.accepted = 0
+        self.checked = 0
+        self.groups: set[int] = set()
+
+    def join(self, length: int, depth: int | None) -> None:
+        if len(self.histories) == ROWS:
+            return
+        name = f"{self.steps}-{self.rng.random()}"
+        # Few prompts, so that mlx-lm need not generate what follows them for each join.
+        ours = random.Random(length * PROMPTS + self.steps % PROMPTS)
+        prompt = [ours.randrange(256) for _ in range(length)]
+        self.decoder.add(Row(name, prompt, self.tokens, GREEDY, depth=depth))
+        while self.decoder.prefill({name: 16})[name]:
+            pass
+        self.histories[name] = prompt
+        self.futures[name] = self.loaded.greedy(prompt, self.tokens + 8)
+
+    def leave(self, place: int) -> None:
+        if place < len(self.histories):
+            self._drop(list(self.histories)[place])
+
+    def suspend(self, place: int) -> None:
+        if place < len(self.histories):
+            self.decoder.suspend(list(self.histories)[place])
+
+    def resume(self, place: int) -> None:
+        if place < len(self.histories):
+            name = list(self.histories)[place]
+            if self.decoder.suspended_bytes(name):
+                self.decoder.resume(name)
+
+    def _drop(self, name: str) -> None:
+        self.decoder.remove(name)
+        del self.histories[name], self.futures[name]
+
+    def step(self, worth: float, times: int, depth: int) -> None:
+        for _ in range(times):
+            self._land()
+            if not self.histories:
+                return
+            self._forge(worth)
+            assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
+            self.steps += 1
+            self.groups.add(len(self.decoder.layout))
+
+    def _land(self) -> None:
+        """Read the step in flight, so that the host knows where every row stands."""
+        flight, self.decoder._in_flight = self.decoder._in_flight, None
+        for outcome in self.decoder._land(flight) if flight else []:
+            emitted = [sampled.token for sampled in outcome.tokens]
+            assert emitted == self.futures[outcome.row_id][: len(emitted)]
+            del self.futures[outcome.row_id][: len(emitted)]
+            self.histories[outcome.row_id] += emitted
+            self.accepted += outcome.accepted
+            if len(self.futures[outcome.row_id]) <= 8:
+                self._drop(outcome.row_id)
+
+    def _forge(self, worth: float) -> None:
+        if "drafts" not in self.decoder.state:
+            return
+        drafts: Any = self.decoder.state["drafts"].tolist()
+        for name, row in self.decoder.rows.items():
+            future = self.futures[name]
+            for place in range(len(drafts[row.slot])):
+                right = self.rng.random() < worth
+                drafts[row.slot][place] = (future[place] + (not right)) % 256
+        self.decoder.state["drafts"] = mx.array(drafts, mx.int32)
+
+    def check(self) -> None:
+        self._land()
+        state: Any = {k: v.tolist() for k, v in self.decoder.state.items()}
+        for name, row in self.decoder.rows.items():
+            history = self.histories[name]
+            cursor = state["cursors"][row.slot]
+            assert cursor == len(history) - 1
+            self._compare(row, history, cursor, state["accepted"][row.slot])
+            self.checked += 1
+
+    def _read(self, row: Row, history: list[int]) -> Layers:
+        reading = Reading(row, history)
+        read(self.decoder._model, [reading], [reading.left])
+        return reading.layers
+
+    def _compare(self, row: BatchRow, history: list[int], cursor: int, accepted: int) -> None:
+        """Hold each layer against a fresh reading of the same tokens."""
+        index, body = row.slot, row.body_length
+        # Recurrent layers have yet to replay the drafts accepted last.
+        fresh, recurrent = (
+            self._read(row.request, history[: length + 1]) for length in (cursor, cursor - accepted)
+        )
+        for layer, cache in enumerate(self.decoder.caches):
+            if isinstance(cache, AttentionCache):
+                if not cursor:
+                    continue
+                arrays, place = cache._body_of(index)
+                for held, tails, wanted in zip(arrays, cache.tails, fresh[layer], strict=True):
+                    got = mx.concatenate(
+                        [held[place, :, :body], tails[index, :, : cursor - body]], axis=1
+                    )
+                    assert mx.allclose(got, wanted[0], rtol=1e-3, atol=1e-3).item()
+            else:
+                assert isinstance(cache, RecurrentCache)
+                if cursor - accepted:
+                    conv, state = recurrent[layer]
+                    assert mx.allclose(cache.states[0][index], conv[0], rtol=1e-3, atol=1e-3).item()
+                    assert mx.allclose(
+                        cache.states[1][index], state[0], rtol=1e-3, atol=1e-3
+                    ).item()
