@@ -71,6 +71,7 @@ def test_buttons_pause_resume_and_cancel(page: Page, redis_url: str, connection:
         wait_for(lambda: connection.smembers(PAUSED_KEY) == {b"demo"})
         click(page, "Resume demo")
         wait_for(lambda: connection.smembers(PAUSED_KEY) == set())
+        assert "bulk 3" in page.text("#models")
         page.evaluate("window.confirm = () => false")
         click(page, f"Cancel {batch.id}")
         assert batch.read().state == "open"
@@ -131,13 +132,12 @@ def test_a_prompt_to_a_model_that_takes_none_says_why(
         wait_for(lambda: page.evaluate("document.querySelector('#model').value") == "demo")
         page.evaluate("document.querySelector('#prompt').value = 'Reverse a list.'")
         page.evaluate("document.querySelector('#run').click()")
-        assert page.text("#figures") == "demo is paused; the prompt waits until it is resumed."
+        told = "demo is paused; omlx-submit resume demo lets it go on"
+        assert page.text("#figures") == f"The prompt waits: {told}."
         click(page, "Resume demo")
         wait_for(lambda: page.text("#figures") == "")
         connection.delete(workers_key("demo"))
-        wait_for(
-            lambda: page.text("#figures") == "No worker serves demo; the prompt waits for one."
-        )
+        wait_for(lambda: page.text("#figures") == "The prompt waits: no worker serves demo.")
         page.evaluate("document.querySelector('#stop').click()")
         wait_for(lambda: page.text("#figures") == "")
     assert page.said == []
@@ -183,7 +183,7 @@ def test_foreign_names_are_text(page: Page, redis_url: str, connection: Redis) -
     sign_on(connection, HOSTILE, HOSTILE, reason='"><b>')
     with running_gateway(redis_url) as url:
         page.open(url)
-        wait_for(lambda: page.text("#models").count(HOSTILE) == 3)
+        wait_for(lambda: page.text("#models").count(HOSTILE) == 5)
         assert HOSTILE in page.text("#legend")
         assert page.evaluate("document.querySelector('#model').value") == HOSTILE
         assert page.evaluate("document.querySelectorAll('img, b').length") == 0
