@@ -25,16 +25,14 @@ from starlette.routing import Route
 from omlx_gateway.access import is_own, key_of, owner_of
 from omlx_gateway.batch_input import BatchInput, NewBatch, batch_error
 from omlx_gateway.errors import RETRY_SECONDS, ApiError, api_error
-from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore, file_key
+from omlx_gateway.files import PURPOSE, FileStore
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile, output_ids
-from omlx_gateway.pages import forget_gone, ids_of, index_entry, page_of
+from omlx_gateway.pages import BATCHES_INDEX, FILES_INDEX, forget_gone, ids_of, index_entry, page_of
 from omlx_gateway.quotas import require_fewer, require_rate
 from omlx_producer.bulk.batch import Batch, BatchState
 from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult, UnknownJob
 
-HTTP_BATCHES_KEY = "omlx:http:batches"
-"""The index of batches, see `omlx_gateway.pages`."""
 _ID = re.compile(r"batch_[0-9a-f]{12}")
 _STATUSES = {"uploading": "validating", "open": "in_progress", "done": "completed"}
 _TIMES = (
@@ -125,9 +123,9 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         if not batch.begin(fields):
             return _known(batch, fields, owner)
         now = time.time()
-        connection.zadd(HTTP_BATCHES_KEY, {index_entry(owner, now, f"batch_{batch.run}"): 0})
+        connection.zadd(BATCHES_INDEX, {index_entry(owner, now, f"batch_{batch.run}"): 0})
         for output in output_ids(batch):
-            connection.zadd(FILES_KEY, {index_entry(owner, now, output): 0})
+            connection.zadd(FILES_INDEX, {index_entry(owner, now, output): 0})
         with batch.kept():
             try:
                 source = BatchInput(connection, content, new.completion_window, new.endpoint, owner)
@@ -149,7 +147,7 @@ def _require_quota(request: Request, content: IO[bytes]) -> None:
         ApiError: 429 if its key may not send so many, or has too many that wait.
     """
     gateway, waiting = Gateway.of(request), 0
-    for batch_id in ids_of(gateway.blocking, HTTP_BATCHES_KEY, owner_of(request)):
+    for batch_id in ids_of(gateway.blocking, BATCHES_INDEX, owner_of(request)):
         with contextlib.suppress(UnknownJob, MalformedResult):
             state = _batch(gateway.blocking, batch_id).read()
             waiting += 0 if state.over else state.left
@@ -228,7 +226,7 @@ def list_all(request: Request) -> JSONResponse:
             return _document(*find(connection, batch_id, owner))
         return None
 
-    page = page_of(connection, HTTP_BATCHES_KEY, request, document, most=100, usual=20)
+    page = page_of(connection, BATCHES_INDEX, request, document, most=100, usual=20)
     return JSONResponse(page)
 
 
@@ -237,10 +235,10 @@ def shrink_indexes(connection: Redis) -> None:
 
     def record_key(file_id: str) -> str:
         output = OutputFile.of(connection, file_id)
-        return output.batch.key if output else file_key(file_id)
+        return output.batch.key if output else FileStore.record_key(file_id)
 
-    forget_gone(connection, FILES_KEY, record_key)
-    forget_gone(connection, HTTP_BATCHES_KEY, lambda batch_id: _batch(connection, batch_id).key)
+    forget_gone(connection, FILES_INDEX, record_key)
+    forget_gone(connection, BATCHES_INDEX, lambda batch_id: _batch(connection, batch_id).key)
 
 
 routes = [

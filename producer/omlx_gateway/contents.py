@@ -16,6 +16,7 @@ from redis import Redis
 from omlx_gateway.errors import NotStored
 from omlx_gateway.limits import MAX_FILE_BYTES, MAX_REDIS_FILE_BYTES
 from omlx_producer.bulk.batch import KEEP_SECONDS
+from omlx_producer.wire.keys import file_content_key
 
 _CHUNK_BYTES = 2**20
 _PART_SUFFIX = ".part"
@@ -55,7 +56,7 @@ class RedisContents:
     seconds: int | None = KEEP_SECONDS
 
     def write(self, file_id: str, content: IO[bytes]) -> int:
-        key = _content_key(file_id)
+        key = file_content_key(file_id)
         chunk = content.read(_CHUNK_BYTES)
         while True:
             more = content.read(_CHUNK_BYTES)
@@ -69,7 +70,7 @@ class RedisContents:
             chunk = more
 
     def open(self, file_id: str) -> IO[bytes] | None:
-        key = _content_key(file_id)
+        key = file_content_key(file_id)
         with writing_to(Path(tempfile.gettempdir()), "TMPDIR"):
             copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
             for index in range(self.connection.llen(key)):
@@ -83,7 +84,7 @@ class RedisContents:
         return copy
 
     def delete(self, file_id: str) -> None:
-        self.connection.delete(_content_key(file_id))
+        self.connection.delete(file_content_key(file_id))
 
     def clean_up(self) -> None:
         """It expires."""
@@ -143,7 +144,3 @@ def writing_to(folder: Path, option: str) -> Iterator[None]:
             f"{folder}: cannot be written ({error.strerror or error}); free space or change its "
             f"mode, or give another folder with {option}"
         ) from None
-
-
-def _content_key(file_id: str) -> str:
-    return f"omlx:file:{file_id}:content"

@@ -31,20 +31,14 @@ from omlx_gateway.contents import Contents, writing_to
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile
-from omlx_gateway.pages import index_entry, page_of
+from omlx_gateway.pages import FILES_INDEX, index_entry, page_of
 from omlx_producer.errors import InvalidRequest, UnknownJob
+from omlx_producer.wire.keys import file_key
 
-FILES_KEY = "omlx:http:files"
-"""The index of files, see `omlx_gateway.pages`. A new batch has entries for both of its outputs."""
 PURPOSE = "batch"
 MAX_NAME_CHARACTERS = 255
 _PART_BYTES = 2**16
 _ID = re.compile(r"file-[0-9a-f]{24}")
-
-
-def file_key(file_id: str) -> str:
-    """The key of a file's record."""
-    return f"omlx:file:{file_id}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +52,10 @@ class FileStore:
     connection: Redis
     contents: Contents
     owner: str | None = None
+
+    @staticmethod
+    def record_key(file_id: str) -> str:
+        return file_key(file_id)
 
     def add(self, content: IO[bytes], filename: str) -> dict[str, Any]:
         """Store a new input; returns its record. No content is left if this fails."""
@@ -73,7 +71,7 @@ class FileStore:
                 pipe.hset(file_key(file_id), mapping=record)
                 if seconds:
                     pipe.expire(file_key(file_id), seconds)
-                pipe.zadd(FILES_KEY, {index_entry(self.owner, now, file_id): 0})
+                pipe.zadd(FILES_INDEX, {index_entry(self.owner, now, file_id): 0})
                 pipe.execute()
             undo.pop_all()
         return {"id": file_id, **record}
@@ -130,7 +128,7 @@ class FileStore:
         entry = index_entry(record.get("owner"), float(record["created_at"]), file_id)
         with self.connection.pipeline() as pipe:
             pipe.delete(file_key(file_id))
-            pipe.zrem(FILES_KEY, entry)
+            pipe.zrem(FILES_INDEX, entry)
             pipe.execute()
         self.contents.delete(file_id)
 
@@ -217,7 +215,7 @@ def list_all(request: Request) -> JSONResponse:
             return None
         return _document(file_id, record) if purpose in (None, record["purpose"]) else None
 
-    return JSONResponse(page_of(store.connection, FILES_KEY, request, document, most=10_000))
+    return JSONResponse(page_of(store.connection, FILES_INDEX, request, document, most=10_000))
 
 
 def retrieve(request: Request) -> JSONResponse:

@@ -18,11 +18,12 @@ from starlette.routing import Route
 from omlx_gateway.access import PAGE_HEADER, require_admin
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
-from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch, BatchState, read_batches
+from omlx_producer.bulk.batch import Batch, BatchState, read_batches
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import read_rates, server_time
 from omlx_producer.figures import ModelFigures, read_figures
 from omlx_producer.operate import pause_model, resume_model
+from omlx_producer.wire.keys import BATCHES_ENDED_KEY, BATCHES_KEY
 
 BATCHES_SHOWN = 50
 _NOT_KEPT = {"Cache-Control": "no-store"}

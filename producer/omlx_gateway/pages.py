@@ -16,7 +16,10 @@ from starlette.requests import Request
 
 from omlx_gateway.access import owner_of
 from omlx_producer.errors import InvalidRequest
+from omlx_producer.wire.keys import FILES_KEY, HTTP_BATCHES_KEY
 
+FILES_INDEX, BATCHES_INDEX = FILES_KEY, HTTP_BATCHES_KEY
+"""That of files has entries for both outputs of a new batch."""
 _CHUNK = 1000
 
 

@@ -7,41 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rq.job import Job
-
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import ApiKey
 from omlx_producer.bulk.batch import KEEP_SECONDS
+from omlx_producer.lua import source
+from omlx_producer.wire.keys import prompts_key
 
 MINUTE = 60
-
-# KEYS  a count
-# ARGV  how many to count, the most, seconds
-#
-# Returns the seconds until the count begins anew if there would be more; else 0.
-_COUNT = """
-local count = tonumber(redis.call('GET', KEYS[1]) or 0) + ARGV[1]
-if count > tonumber(ARGV[2]) then return math.max(1, redis.call('TTL', KEYS[1])) end
-redis.call('SET', KEYS[1], 0, 'EX', ARGV[3], 'NX')
-redis.call('INCRBY', KEYS[1], ARGV[1])
-return 0
-"""
-
-# Looks at some of the jobs, at random, and forgets those that do not wait: each request adds fewer.
-#
-# KEYS  a set of jobs
-# ARGV  prefix of job hashes
-#
-# Returns how many wait, about.
-_WAITING = """
-for _, job in ipairs(redis.call('SRANDMEMBER', KEYS[1], 20)) do
-  if redis.call('HGET', ARGV[1] .. job, 'status') ~= 'queued' then
-    redis.call('SREM', KEYS[1], job)
-  end
-end
-return redis.call('SCARD', KEYS[1])
-"""
 
 
 async def require_rate(gateway: Gateway, key: ApiKey | None, count: int = 1) -> None:
@@ -52,8 +25,8 @@ async def require_rate(gateway: Gateway, key: ApiKey | None, count: int = 1) -> 
     """
     if key is None or key.rate is None or count < 1:
         return
-    script = gateway.redis.register_script(_COUNT)
-    left = await script(keys=[f"omlx:http:rate:{key.name}"], args=[count, key.rate, MINUTE])
+    script = gateway.redis.register_script(source("count_prompts"))
+    left = await script(args=[key.name, count, key.rate, MINUTE])
     if not left:
         return
     fits = count < key.rate
@@ -73,8 +46,8 @@ async def require_room(gateway: Gateway, owner: str | None) -> None:
     Raises:
         ApiError: 429.
     """
-    script = gateway.redis.register_script(_WAITING)
-    waiting = await script(keys=[_waiting_key(owner)], args=[Job.redis_job_namespace_prefix])
+    script = gateway.redis.register_script(source("prompts_waiting"))
+    waiting = await script(args=[owner or ""])
     require_fewer(gateway, waiting)
 
 
@@ -98,10 +71,6 @@ def require_fewer(gateway: Gateway, waiting: int) -> None:
 async def note_waiting(gateway: Gateway, owner: str | None, jobs: Iterable[str]) -> None:
     """Count jobs that were just submitted, until they run."""
     pipe = gateway.redis.pipeline()
-    pipe.sadd(_waiting_key(owner), *jobs)
-    pipe.expire(_waiting_key(owner), KEEP_SECONDS)
+    pipe.sadd(prompts_key(owner or ""), *jobs)
+    pipe.expire(prompts_key(owner or ""), KEEP_SECONDS)
     await pipe.execute()
-
-
-def _waiting_key(owner: str | None) -> str:
-    return f"omlx:http:waiting:{owner or ''}"

@@ -10,33 +10,16 @@ import redis
 from pydantic import BaseModel, ConfigDict, computed_field
 from redis.utils import str_if_bytes
 from rq import Queue
-from rq.job import Job
 
-from omlx_producer.bulk.batch import Batch, open_key
+from omlx_producer.bulk.batch import Batch
 from omlx_producer.client.models import parse_models
 from omlx_producer.client.waiting import date_seconds, models_of, queue_key
-from omlx_producer.client.workers import WorkerFigures, parse_workers, workers_key
+from omlx_producer.client.workers import WorkerFigures, parse_workers
+from omlx_producer.lua import source
 from omlx_producer.terminal import counted, duration, in_units
-from omlx_producer.wire import MODELS_KEY, PRIORITIES, ModelInfo, Priority, queue_name
+from omlx_producer.wire import PRIORITIES, ModelInfo, Priority, queue_name
+from omlx_producer.wire.keys import MODELS_KEY, PAUSED_KEY, open_key, workers_key
 
-PAUSED_KEY = "omlx:paused"
-"""A set: the aliases of models whose workers take no new jobs. claim.lua looks at it."""
-
-# Of each list: how many wait in it, and when the first of them was queued or uploaded. A list holds
-# ids of jobs or rows of a batch.
-#
-# KEYS  lists
-# ARGV  prefix of job hashes
-_LISTS = """
-local answer = {}
-for i, key in ipairs(KEYS) do
-  local head = redis.call('LINDEX', key, 0) or ''
-  local date = string.match(head, '^%S+ %S+ (%S+)')
-  if head ~= '' and not date then date = redis.call('HGET', ARGV[1] .. head, 'enqueued_at') end
-  answer[i] = {redis.call('LLEN', key), date or ''}
-end
-return answer
-"""
 # More would hold up other clients of Redis.
 _LISTS_AT_ONCE = 100
 
@@ -217,7 +200,7 @@ def _read_queues(
             lists += [(place, 1, each.waiting_key(queue_name(*place))) for each in batches]
         for start in range(0, len(lists), _LISTS_AT_ONCE):
             keys = [key for *_, key in lists[start : start + _LISTS_AT_ONCE]]
-            pipe.eval(_LISTS, len(keys), *keys, Job.redis_job_namespace_prefix)
+            pipe.eval(source("lists"), 0, *keys)
         answers = [answer for answers in pipe.execute() for answer in answers]
     counts = {place: [0, 0] for place in places}
     ages = defaultdict[tuple[str, Priority], list[float]](list)

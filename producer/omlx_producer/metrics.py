@@ -20,12 +20,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, BatchState, read_batches
+from omlx_producer.bulk.batch import BatchState, read_batches
 from omlx_producer.client.workers import Exported, server_time
 from omlx_producer.connection import connect
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.figures import read_figures
 from omlx_producer.program import port_error
+from omlx_producer.wire.keys import BATCHES_ENDED_KEY, BATCHES_KEY
 
 STATUSES = {"done": "completed", "expired": "expired", "cancelled": "cancelled"}
 """OpenAI's names of a batch's states."""

@@ -19,13 +19,14 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
-from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState, open_key, read_batches
+from omlx_producer.bulk.batch import Batch, BatchState, read_batches
 from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
 from omlx_producer.client.waiting import date_seconds, queue_key, queued_models
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import InvalidRequest, ModelNotFound
-from omlx_producer.figures import PAUSED_KEY, read_figures
+from omlx_producer.figures import read_figures
+from omlx_producer.lua import load
 from omlx_producer.wire import (
     PRIORITIES,
     Priority,
@@ -34,6 +35,7 @@ from omlx_producer.wire import (
     read_queue_name,
     wake_channel,
 )
+from omlx_producer.wire.keys import PAUSED_KEY, batch_key, batch_rows_key
 
 STATUSES: tuple[Status, ...] = ("queued", "started", "finished", "failed", "cancelled")
 PAGE = 500
@@ -50,21 +52,6 @@ _PLACES: tuple[tuple[type[BaseRegistry] | None, bool, set[str]], ...] = (
     (CanceledJobRegistry, True, {"cancelled"}),
     (FinishedJobRegistry, True, {"finished"}),
 )
-
-# Deletes a batch with the jobs of its rows.
-_DELETE_BATCH = """
-for i = 4, #KEYS, 3 do
-  for _, row in ipairs(redis.call('HKEYS', KEYS[i + 1])) do
-    local job = 'row-' .. ARGV[1] .. '-' .. row
-    redis.call('UNLINK', ARGV[2] .. job, ARGV[3] .. job)
-  end
-  redis.call('UNLINK', KEYS[i], KEYS[i + 1])
-  redis.call('ZREM', KEYS[i + 2], ARGV[1])
-end
-redis.call('ZREM', KEYS[3], ARGV[1])
-redis.call('ZREM', KEYS[3] .. ':ended', ARGV[1])
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[1] .. ':rows', KEYS[1] .. ':ended')
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +153,7 @@ def _look_up(connection: redis.Redis, ids: list[str], now: float) -> Iterator[Li
 
 def find_batches(connection: redis.Redis) -> list[BatchState]:
     """All batches and runs, the newest first. Looks through the keys of the server."""
-    pattern = "omlx:batch:" + "[0-9a-f]" * 12
+    pattern = batch_key("[0-9a-f]" * 12)
     keys = connection.scan_iter(pattern, count=1000, _type="hash")
     states = read_batches(connection, (str_if_bytes(key).rpartition(":")[2] for key in keys))
     return sorted(states, key=lambda state: -state.created_at)
@@ -175,7 +162,7 @@ def find_batches(connection: redis.Redis) -> list[BatchState]:
 def batch_bytes(connection: redis.Redis, state: BatchState) -> int:
     """The bytes that a batch takes in Redis, about."""
     batch = Batch(connection, state.id)
-    keys = [batch.key, batch.results_key, batch.ended_key, f"{batch.key}:rows"]
+    keys = [batch.key, batch.results_key, batch.ended_key, batch_rows_key(batch.run)]
     for queue in state.queues:
         keys += [batch.waiting_key(queue), batch.running_key(queue)]
     with connection.pipeline(transaction=False) as pipe:
@@ -284,8 +271,4 @@ def _delete_batch(batch: Batch) -> None:
     state = batch.look()
     # Its running rows stop at once, not when their worker renews its leases.
     batch.cancel()
-    keys = [batch.key, batch.results_key, BATCHES_KEY]
-    for queue in state.queues:
-        keys += [batch.waiting_key(queue), batch.running_key(queue), open_key(queue)]
-    script = batch.connection.register_script(_DELETE_BATCH)
-    script(keys=keys, args=[batch.run, Job.redis_job_namespace_prefix, events_key("")])
+    load(batch.connection, "delete")(args=[batch.run, *state.queues])

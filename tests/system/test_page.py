@@ -12,9 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omlx_gateway.app import create_app
 from omlx_gateway.errors import ApiError
-from omlx_producer.client.workers import workers_key
-from omlx_producer.figures import PAUSED_KEY
 from omlx_producer.operate import pause_model
+from omlx_producer.wire.keys import PAUSED_KEY, workers_key
 from tests.helpers.browser import CHROMIUM, Page, browser_page
 from tests.helpers.bulk_runs import upload
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on

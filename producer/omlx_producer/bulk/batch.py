@@ -36,17 +36,16 @@ from redis.utils import str_if_bytes
 from rq import Queue
 from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
-from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.utils import utcformat
 
 from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.bulk.store import new_run_id
-from omlx_producer.client.cancel import STOP_FIELD
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
+from omlx_producer.lua import load
 from omlx_producer.wire import (
     WIRE_FIELD,
     WIRE_VERSION,
@@ -56,11 +55,15 @@ from omlx_producer.wire import (
     row_job_id,
     wake_channel,
 )
+from omlx_producer.wire.keys import (
+    batch_ended_key,
+    batch_key,
+    batch_results_key,
+    batch_rows_key,
+    batch_running_key,
+    batch_waiting_key,
+)
 
-BATCHES_KEY = "omlx:batches"
-"""Open batches by the time of their upload. `open_key` has those with rows that wait."""
-BATCHES_ENDED_KEY = f"{BATCHES_KEY}:ended"
-"""Batches that ended in the last seven days, by the time of their end."""
 # After the end of a batch, and after the last write of an upload.
 KEEP_SECONDS = 7 * 24 * 3600
 UPLOAD_SECONDS = 3600
@@ -68,180 +71,6 @@ UPLOAD_SECONDS = 3600
 ALIVE_SECONDS = 15
 ROWS_AT_ONCE = 200
 OVER = ("done", "expired", "cancelled", "failed")
-
-# Make a batch, unless there is one with this id. An upload that nobody goes on with is replaced.
-#
-# KEYS  the batch
-# ARGV  time, seconds to keep an upload, seconds after which nobody goes on with one, fields
-_BEGIN = """
-local found = redis.call('HMGET', KEYS[1], 'created_at', 'state', 'queues')
-if found[1] == ARGV[1] then return 1 end
-if found[1] then
-  local alive = redis.call('TTL', KEYS[1]) > ARGV[2] - ARGV[3]
-  if found[2] ~= 'uploading' or alive then return 0 end
-end
-for queue in string.gmatch(found[3] or '', '%S+') do
-  redis.call('DEL', KEYS[1] .. ':waiting:' .. queue)
-end
-redis.call('DEL', KEYS[1], KEYS[1] .. ':results')
-redis.call('HSET', KEYS[1], 'state', 'uploading', 'created_at', ARGV[1], unpack(ARGV, 4))
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-return 1
-"""
-
-_FAIL = """
-if redis.call('HGET', KEYS[1], 'state') ~= 'uploading' then return end
-redis.call('HSET', KEYS[1], 'state', 'failed', 'errors', ARGV[1], 'ended_at', ARGV[2])
-redis.call('EXPIRE', KEYS[1], ARGV[3])
-"""
-
-# Returns the state of the batch; false if it has expired, or was replaced.
-_OPEN = """
-local found = redis.call('HMGET', KEYS[1], 'created_at', 'state')
-if found[1] ~= ARGV[5] then return false end
-if found[2] ~= 'uploading' then return found[2] end
-local waiting = 0
-for i = 3, #KEYS, 2 do waiting = waiting + redis.call('LLEN', KEYS[i]) end
-redis.call('HSET', KEYS[1], 'rows', ARGV[1], 'left', waiting, 'keep_seconds', ARGV[4])
-if waiting == 0 then
-  redis.call('HSET', KEYS[1], 'state', 'done', 'ended_at', ARGV[2])
-  redis.call('ZADD', KEYS[2] .. ':ended', ARGV[2], ARGV[3])
-  redis.call('EXPIRE', KEYS[2] .. ':ended', 604800)
-  redis.call('EXPIRE', KEYS[1], ARGV[4])
-  redis.call('EXPIRE', KEYS[1] .. ':results', ARGV[4])
-  return 'done'
-end
-redis.call('HSET', KEYS[1], 'state', 'open')
-redis.call('PERSIST', KEYS[1])
-redis.call('PERSIST', KEYS[1] .. ':results')
-redis.call('ZADD', KEYS[2], ARGV[2], ARGV[3])
-for i = 3, #KEYS, 2 do
-  redis.call('PERSIST', KEYS[i])
-  redis.call('ZADD', KEYS[i + 1], ARGV[2], ARGV[3])
-end
-return 'open'
-"""
-
-# Make the batch of a run. While rows of it are left, it does not expire.
-#
-# KEYS  the batch, open batches
-# ARGV  run, time, seconds to keep it, '1' at the start of a command, fields
-#
-# Returns who has cancelled it, or false.
-_OPEN_RUN = """
-local by = redis.call('HGET', KEYS[1], 'cancelled_by')
-if ARGV[4] == '1' then
-  redis.call('HDEL', KEYS[1], 'cancelled_by', 'cancelling_at')
-elseif by then
-  return by
-end
-redis.call('HSETNX', KEYS[1], 'created_at', ARGV[2])
-redis.call('HSET', KEYS[1], 'keep_seconds', ARGV[3], unpack(ARGV, 5))
-if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('EXPIRE', KEYS[1], ARGV[3], 'NX') end
-return by
-"""
-
-# Upload the rows of a run that the batch does not know.
-#
-# KEYS  the batch, open batches
-# ARGV  run, time, queues of all its rows; for each row: queue, name, entry
-_ENTER = """
-local key, added = KEYS[1], 0
-if redis.call('HEXISTS', key, 'cancelled_by') == 1 then return 0 end
-for i = 4, #ARGV, 3 do
-  if redis.call('SADD', key .. ':rows', ARGV[i + 1]) == 1 then
-    redis.call('RPUSH', key .. ':waiting:' .. ARGV[i], ARGV[i + 2])
-    redis.call('ZADD', KEYS[2] .. ':' .. ARGV[i], 'NX', ARGV[2], ARGV[1])
-    added = added + 1
-  end
-end
-if added == 0 then return 0 end
-redis.call('HINCRBY', key, 'left', added)
-redis.call('HINCRBY', key, 'rows', added)
-redis.call('HSET', key, 'queues', ARGV[3])
-redis.call('ZADD', KEYS[2], 'NX', ARGV[2], ARGV[1])
-for _, part in ipairs({'', ':rows', ':results', ':ended'}) do redis.call('PERSIST', key .. part) end
-return added
-"""
-
-# Take out the rows that have no job, or one that waits.
-#
-# KEYS  the batch, open batches
-# ARGV  run, prefix of job hashes, prefix of RQ's queues, queues
-_WITHDRAW = """
-local key, names = KEYS[1], {}
-for i = 4, #ARGV do
-  local queue = ARGV[i]
-  for _, entry in ipairs(redis.call('LRANGE', key .. ':waiting:' .. queue, 0, -1)) do
-    names[#names + 1] = string.match(entry, '^%S+')
-  end
-  redis.call('DEL', key .. ':waiting:' .. queue)
-  redis.call('ZREM', KEYS[2] .. ':' .. queue, ARGV[1])
-  for _, name in ipairs(redis.call('HKEYS', key .. ':running:' .. queue)) do
-    local job = 'row-' .. ARGV[1] .. '-' .. name
-    local status = redis.call('HGET', ARGV[2] .. job, 'status')
-    if not status or status == 'queued' then
-      redis.call('LREM', ARGV[3] .. queue, 0, job)
-      redis.call('DEL', ARGV[2] .. job)
-      redis.call('HDEL', key .. ':running:' .. queue, name)
-      names[#names + 1] = name
-    end
-  end
-end
-for _, name in ipairs(names) do redis.call('SREM', key .. ':rows', name) end
-if #names > 0 then
-  redis.call('HINCRBY', key, 'rows', -#names)
-  if redis.call('HINCRBY', key, 'left', -#names) <= 0 then
-    redis.call('ZREM', KEYS[2], ARGV[1])
-    local keep = redis.call('HGET', key, 'keep_seconds') or 604800
-    for _, part in ipairs({'', ':rows', ':results', ':ended'}) do
-      redis.call('EXPIRE', key .. part, keep)
-    end
-  end
-end
-return names
-"""
-
-# Rows that wait are dropped. Rows with jobs end as they are stopped. Into the batch of a run no row
-# enters from then on, its client is told, and the rows that wait are left to `_WITHDRAW`.
-#
-# Returns false if it is over; else whether it is a run's, and the names of the rows that run.
-_CANCEL = """
-local found = redis.call('HMGET', KEYS[1], 'state', 'home')
-local state, home = found[1], found[2]
-if state ~= 'uploading' and state ~= 'open' and state ~= 'cancelling' then return false end
-redis.call('HSETNX', KEYS[1], 'cancelling_at', ARGV[2])
-redis.call('HSET', KEYS[1], 'cancelled_by', ARGV[6])
-local running = {}
-for i = 3, #KEYS, 3 do
-  if not home then
-    redis.call('DEL', KEYS[i])
-    redis.call('ZREM', KEYS[i + 1], ARGV[1])
-  end
-  for _, row in ipairs(redis.call('HKEYS', KEYS[i + 2])) do
-    running[#running + 1] = row
-    local job = ARGV[3] .. 'row-' .. ARGV[1] .. '-' .. row
-    if redis.call('EXISTS', job) == 1 then redis.call('HSET', job, ARGV[4], 1) end
-  end
-end
-redis.call('HSET', KEYS[1], 'state', 'cancelling')
-if home then
-  redis.call('XADD', KEYS[1] .. ':ended', '*', 'row', '')
-  if redis.call('ZSCORE', KEYS[2], ARGV[1]) == false then
-    redis.call('EXPIRE', KEYS[1] .. ':ended', ARGV[5])
-  end
-  return {1, running}
-end
-redis.call('HSET', KEYS[1], 'left', #running)
-if #running == 0 then
-  redis.call('HSET', KEYS[1], 'state', 'cancelled', 'ended_at', ARGV[2])
-  redis.call('ZADD', KEYS[2] .. ':ended', ARGV[2], ARGV[1])
-  redis.call('EXPIRE', KEYS[1], ARGV[5])
-  redis.call('EXPIRE', KEYS[1] .. ':results', ARGV[5])
-  redis.call('ZREM', KEYS[2], ARGV[1])
-end
-return {0, running}
-"""
 
 
 def is_batch_id(text: str) -> bool:
@@ -361,11 +190,12 @@ class Batch:
         Returns:
             False if there is one, and nothing is changed. An upload that was killed is replaced.
         """
-        args: list[Any] = [server_time(self.connection), UPLOAD_SECONDS, ALIVE_SECONDS]
+        now = server_time(self.connection)
+        args: list[Any] = [self.run, now, UPLOAD_SECONDS, ALIVE_SECONDS]
         usual = {WIRE_FIELD: WIRE_VERSION, "priority": "bulk", "job_timeout": JOB_SECONDS}
         for each in (usual | dict(fields)).items():
             args += each
-        return bool(self.connection.register_script(_BEGIN)(keys=[self.key], args=args))
+        return bool(load(self.connection, "begin")(args=args))
 
     def fail(self, errors: str) -> None:
         """End a batch that is not uploaded, for its input is wrong.
@@ -373,8 +203,7 @@ class Batch:
         Args:
             errors: what is wrong with it, as JSON.
         """
-        script = self.connection.register_script(_FAIL)
-        script(keys=[self.key], args=[errors, server_time(self.connection), KEEP_SECONDS])
+        load(self.connection, "refuse")(args=[self.run, errors])
 
     @property
     def run(self) -> str:
@@ -383,25 +212,25 @@ class Batch:
 
     @property
     def key(self) -> str:
-        return f"omlx:batch:{self.run}"
+        return batch_key(self.run)
 
     @property
     def results_key(self) -> str:
         """A hash: compressed output lines by row number."""
-        return f"{self.key}:results"
+        return batch_results_key(self.run)
 
     @property
     def ended_key(self) -> str:
         """A stream: the rows of a run that have ended, in the field ``row``."""
-        return f"{self.key}:ended"
+        return batch_ended_key(self.run)
 
     def waiting_key(self, queue: str) -> str:
         """A list: rows that have no job yet, in the order in which they are taken."""
-        return f"{self.key}:waiting:{queue}"
+        return batch_waiting_key(self.run, queue)
 
     def running_key(self, queue: str) -> str:
         """A hash: rows that have a job, by number."""
-        return f"{self.key}:running:{queue}"
+        return batch_running_key(self.run, queue)
 
     def upload(self, rows: Iterable[Row | BadRow]) -> int:
         """Fill a new batch and open it to workers; returns how many rows it has.
@@ -423,13 +252,8 @@ class Batch:
                     if isinstance(row, Row):
                         queues[queue_name(row.request.model, priority)] = None
                 count = self._write(entries, count, priority, queues, stored[1])
-        keys = [self.key, BATCHES_KEY]
-        for queue in queues:
-            keys += [self.waiting_key(queue), open_key(queue)]
-        opened = self.connection.register_script(_OPEN)
-        now = server_time(self.connection)
-        args = [count, now, self.run, KEEP_SECONDS, stored[1] or ""]
-        self._require_uploaded(opened(keys=keys, args=args))
+        args = [self.run, stored[1] or "", count, *queues]
+        self._require_uploaded(load(self.connection, "open")(args=args))
         self._ring(queues, count)
         return count
 
@@ -528,10 +352,9 @@ class Batch:
         """
         settings: dict[str, Any] = {"state": "open", "home": 1, WIRE_FIELD: WIRE_VERSION}
         settings |= {"priority": priority, "job_timeout": job_timeout}
-        args: list[Any] = [self.run, server_time(self.connection), KEEP_SECONDS, int(not again)]
-        args += [part for field in settings.items() for part in field]
-        script = self.connection.register_script(_OPEN_RUN)
-        return str_if_bytes(script(keys=[self.key, BATCHES_KEY], args=args) or "")
+        fields = [part for field in settings.items() for part in field]
+        by = load(self.connection, "open_run")(args=[self.run, int(not again), *fields])
+        return str_if_bytes(by or "")
 
     def cancelled_by(self) -> str:
         """Who has cancelled the batch; empty if nobody did."""
@@ -548,9 +371,7 @@ class Batch:
             queues[queue] = None
             asked.add(queue)
             args += [queue, row.digest, _packed(row.digest, row, now)]
-        script = self.connection.register_script(_ENTER)
-        keys = [self.key, BATCHES_KEY]
-        if script(keys=keys, args=[self.run, now, " ".join(queues), *args]):
+        if load(self.connection, "enter")(args=[self.run, " ".join(queues), *args]):
             self._ring(asked, len(rows))
 
     def end_run(self) -> None:
@@ -559,17 +380,15 @@ class Batch:
 
     def withdraw(self) -> list[str]:
         """Take out the rows of a run that do not run; returns their names."""
-        script = self.connection.register_script(_WITHDRAW)
-        prefixes = [Job.redis_job_namespace_prefix, Queue.redis_queue_namespace_prefix]
         queues = str_if_bytes(self.connection.hget(self.key, "queues") or "").split()
-        names = script(keys=[self.key, BATCHES_KEY], args=[self.run, *prefixes, *queues])
+        names = load(self.connection, "withdraw")(args=[self.run, *queues])
         return [str_if_bytes(name) for name in names]
 
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Those of these rows of a run that the batch does not know."""
         if not names:
             return []
-        known: Any = self.connection.smismember(f"{self.key}:rows", list(names))
+        known: Any = self.connection.smismember(batch_rows_key(self.run), list(names))
         return [name for name, is_known in zip(names, known, strict=True) if not is_known]
 
     def ended(self, cursor: str, wait: float) -> tuple[str, list[tuple[str, bytes]]]:
@@ -614,7 +433,7 @@ class Batch:
             return
         with self.connection.pipeline() as pipe:
             pipe.hdel(self.results_key, *names)
-            pipe.srem(f"{self.key}:rows", *names)
+            pipe.srem(batch_rows_key(self.run), *names)
             if ids := list(entries):
                 pipe.xdel(self.ended_key, *ids)
             pipe.execute()
@@ -687,14 +506,8 @@ class Batch:
         The batch is over when its last running row has ended; one that is uploaded is at once. The
         command of a run ends as if it was interrupted. Returns False if it is over already.
         """
-        state = self.look()
-        keys = [self.key, BATCHES_KEY]
-        for queue in state.queues:
-            keys += [self.waiting_key(queue), open_key(queue), self.running_key(queue)]
-        now, jobs = server_time(self.connection), Job.redis_job_namespace_prefix
-        script = self.connection.register_script(_CANCEL)
-        args: list[Any] = [self.run, now, jobs, STOP_FIELD, KEEP_SECONDS, _this_user()]
-        found = script(keys=keys, args=args)
+        queues = self.look().queues
+        found = load(self.connection, "cancel")(args=[self.run, _this_user(), *queues])
         if found is None:
             return False
         of_run, running = found
@@ -743,11 +556,6 @@ def read_batches(connection: redis.Redis, runs: Iterable[Any]) -> list[BatchStat
 
 def _decoded(raw: Any) -> dict[str, str]:
     return {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
-
-
-def open_key(queue: str) -> str:
-    """The batches that have rows waiting for a queue, by when they were served last, or came."""
-    return f"{BATCHES_KEY}:{queue}"
 
 
 def _in_chunks(rows: Iterable[Row | BadRow]) -> Iterator[list[tuple[int, Row | BadRow]]]:

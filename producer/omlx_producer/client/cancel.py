@@ -19,6 +19,7 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.client.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
 from omlx_producer.errors import OmlxQueueError, UnknownJob
+from omlx_producer.lua import load
 from omlx_producer.wire import (
     ENDED_SECONDS,
     GROUP_FIELD,
@@ -79,11 +80,7 @@ def _mark(connection: redis.Redis, job: Job) -> bool:
 
     A dead worker does not receive the command, but the next one reads the mark.
     """
-    script = """
-        if redis.call('HGET', KEYS[1], 'status') ~= 'started' then return 0 end
-        return redis.call('HSET', KEYS[1], ARGV[1], 1) and 1
-    """
-    return bool(connection.eval(script, 1, job.key, STOP_FIELD))
+    return bool(load(connection, "stop")(args=[job.id]))
 
 
 def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:

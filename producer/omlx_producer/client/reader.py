@@ -32,7 +32,8 @@ from omlx_producer.client.stream import PAGE, REQUEUED_SECONDS, Entry, Follower,
 from omlx_producer.connection import block_seconds, connect_async, require_client
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
-from omlx_producer.wire import GROUP_FIELD, JobEvent, ended_key
+from omlx_producer.wire import GROUP_FIELD, JobEvent
+from omlx_producer.wire.keys import ended_key, reader_key
 
 # Connections on which consumers ask for their jobs, all together.
 _ASKING = 8
@@ -233,7 +234,7 @@ class AsyncReader:
         self._followers = defaultdict[bytes, set[Inbox]](set)
         self._after: dict[bytes, EntryId] = {}
         # An entry of the reader's own stream ends a read that blocks.
-        self._own = f"omlx:reader:{secrets.token_hex(8)}".encode()
+        self._own = reader_key(secrets.token_hex(8)).encode()
         self._blocks = False
         self._task: asyncio.Task[None] | None = None
 

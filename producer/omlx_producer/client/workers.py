@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from redis.utils import str_if_bytes
 
 from omlx_producer.terminal import in_units, local_time, percent
+from omlx_producer.wire.keys import rates_key, workers_key
 
 log = logging.getLogger(__name__)
 
@@ -169,16 +170,6 @@ class WorkerFigures(BaseModel):
     def is_forgotten(self, now: float) -> bool:
         """Whether it has been gone for so long that nobody is told of it."""
         return now - self.at > max(SILENT_SECONDS, self.lease_seconds) + GONE_SECONDS
-
-
-def workers_key(model: str) -> str:
-    """The hash of a model alias's workers: figures by worker name."""
-    return f"omlx:workers:{model}"
-
-
-def rates_key(model: str) -> str:
-    """The stream of what a model's workers have written of their tokens a second."""
-    return f"omlx:rates:{model}"
 
 
 def server_time(connection: redis.Redis) -> float:

@@ -3,12 +3,69 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, cast, get_args
+from typing import Literal, Self, cast, get_args
+
+
+class Key(str):
+    """A key or channel. Called with the names of what has one of its own, it gives that one.
+
+    >>> events_key("j1")
+    'omlx:events:j1'
+
+    Attributes:
+        type: what Redis holds there, as docs/wire.md calls it.
+        places: what is named, in order.
+    """
+
+    type: str
+    places: list[str]
+    _form: str
+
+    def __new__(cls, form: str, type: str) -> Self:
+        self = super().__new__(cls, form)
+        self.type, self.places = type, re.findall("<([a-z]+)>", form)
+        self._form = re.sub("<[a-z]+>", "{}", form)
+        return self
+
+    def __call__(self, *names: str) -> str:
+        return self._form.format(*names)
+
+
+MODELS_KEY = Key("omlx:models", "hash")
+workers_key = Key("omlx:workers:<alias>", "hash")
+rates_key = Key("omlx:rates:<alias>", "stream")
+PAUSED_KEY = Key("omlx:paused", "set")
+wake_channel = Key("omlx:wake:<alias>", "channel")
+lead_key = Key("omlx:lead:<queue>", "text")
+claim_key = Key("omlx:claim:<worker>", "list")
+
+events_key = Key("omlx:events:<id>", "stream")
+tokens_channel = Key("omlx:tokens:<id>", "channel")
+ended_key = Key("omlx:ended:<group>", "stream")
+reader_key = Key("omlx:reader:<id>", "stream")
+EXPIRING_KEY = Key("omlx:expiring", "sorted set")
+
+BATCHES_KEY = Key("omlx:batches", "sorted set")
+BATCHES_ENDED_KEY = Key("omlx:batches:ended", "sorted set")
+open_key = Key("omlx:batches:<queue>", "sorted set")
+batch_key = Key("omlx:batch:<run>", "hash")
+batch_waiting_key = Key("omlx:batch:<run>:waiting:<queue>", "list")
+batch_running_key = Key("omlx:batch:<run>:running:<queue>", "hash")
+batch_results_key = Key("omlx:batch:<run>:results", "hash")
+batch_rows_key = Key("omlx:batch:<run>:rows", "set")
+batch_ended_key = Key("omlx:batch:<run>:ended", "stream")
+
+file_key = Key("omlx:file:<id>", "hash")
+file_content_key = Key("omlx:file:<id>:content", "list")
+FILES_KEY = Key("omlx:http:files", "sorted set")
+HTTP_BATCHES_KEY = Key("omlx:http:batches", "sorted set")
+rate_key = Key("omlx:http:rate:<name>", "text")
+prompts_key = Key("omlx:http:waiting:<owner>", "set")
+
+KEYS = {name: key for name, key in list(globals().items()) if isinstance(key, Key)}
+"""All of them, by the names that they have here and in Lua. docs/wire.md describes them."""
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
-MODELS_KEY = "omlx:models"
-EXPIRING_KEY = "omlx:expiring"
-"""Jobs and batches with a completion window, by the time at which they are due: expire.lua."""
 
 GROUP_FIELD = "omlx_group"
 """The field of a job's hash that names the group of its submitter; see `ended_key`."""
@@ -36,26 +93,6 @@ def read_queue_name(queue: str) -> tuple[str, Priority] | None:
     """The model alias and the priority of a queue; None if it is not of this package."""
     found = re.fullmatch(f"omlx:([^:]+):({'|'.join(PRIORITIES)})", queue)
     return None if found is None else (found[1], cast(Priority, found[2]))
-
-
-def events_key(job_id: str) -> str:
-    """The stream of a job's events; it expires with the result."""
-    return f"omlx:events:{job_id}"
-
-
-def tokens_channel(job_id: str) -> str:
-    """The pub/sub channel of a job's events."""
-    return f"omlx:tokens:{job_id}"
-
-
-def ended_key(group: str) -> str:
-    """The stream of the ends of a group's jobs, with their results."""
-    return f"omlx:ended:{group}"
-
-
-def wake_channel(model: str) -> str:
-    """The channel on which producers ring for the workers of a model alias. Any payload will do."""
-    return f"omlx:wake:{model}"
 
 
 def row_job_id(run: str, row: str) -> str:

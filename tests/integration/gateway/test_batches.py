@@ -18,12 +18,12 @@ from openai.types import Batch
 from redis import Redis
 
 from omlx_gateway import outputs
-from omlx_gateway.batches import HTTP_BATCHES_KEY, shrink_indexes
-from omlx_gateway.files import FILES_KEY
+from omlx_gateway.batches import shrink_indexes
 from omlx_gateway.keys import KeyFile, add_key
 from omlx_gateway.limits import Limits
 from omlx_producer import Producer
 from omlx_producer.bulk import batch as queue_batch
+from omlx_producer.wire.keys import FILES_KEY, HTTP_BATCHES_KEY
 from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for

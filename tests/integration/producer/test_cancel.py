@@ -101,7 +101,7 @@ def test_a_job_that_ends_and_expires_while_it_is_cancelled_is_over(
     """It goes between the look at its status and the cancellation."""
     if begun:
         FakeWorker(connection, job.id).start()
-    for method in ("eval", "pipeline"):
+    for method in ("evalsha", "pipeline"):
         call = getattr(connection, method)
 
         def gone_first(*args: Any, call: Any = call, **kwargs: Any) -> Any:

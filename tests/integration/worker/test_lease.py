@@ -67,7 +67,7 @@ def test_a_claimed_job_reads_as_started_everywhere_in_rq(connection: Redis) -> N
 
 @pytest.mark.parametrize("day", ["1970-01-01", "2024-02-29", "2025-12-31", "2026-03-01"])
 def test_dates_are_written_as_rq_writes_them(connection: Redis, day: str) -> None:
-    from omlx_worker.queue.lua import source
+    from omlx_producer.lua import source
 
     seconds = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) + 86_399
     prelude = (

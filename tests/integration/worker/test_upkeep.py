@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 from redis import Redis
 
-from omlx_producer.bulk.batch import Batch, open_key
+from omlx_producer.bulk.batch import Batch
 from omlx_producer.wire import wake_channel
+from omlx_producer.wire.keys import open_key
 from omlx_worker.queue.upkeep import (
     MOST_ENTRIES,
     Upkeep,

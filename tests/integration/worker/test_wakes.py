@@ -11,10 +11,10 @@ import pytest
 from redis import Redis
 
 from omlx_producer import Producer
-from omlx_producer.client.workers import workers_key
+from omlx_producer.lua import source
 from omlx_producer.wire import wake_channel
+from omlx_producer.wire.keys import workers_key
 from omlx_worker.control import rq_record, worker
-from omlx_worker.queue.lua import source
 from tests.helpers.workers import (
     ALIAS,
     enqueue,

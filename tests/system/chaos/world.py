@@ -13,7 +13,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.batch import BATCHES_KEY
+from omlx_producer.wire.keys import BATCHES_KEY
 from omlx_worker.queue import lua as scripts
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.system.chaos.consumers import Consumer

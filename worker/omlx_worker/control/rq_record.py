@@ -22,9 +22,8 @@ from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
-from omlx_producer.client.workers import workers_key
 from omlx_producer.outage import passes
-from omlx_producer.wire import wake_channel
+from omlx_producer.wire.keys import wake_channel, workers_key
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
 

@@ -16,18 +16,15 @@ from typing import Any
 
 from redis import Redis
 
+from omlx_producer.lua import load
 from omlx_producer.wire import (
     ENDED_SECONDS,
     WIRE_VERSION,
     TokensEvent,
-    ended_key,
-    events_key,
-    tokens_channel,
 )
 from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
 from omlx_worker.queue.ending import Commit, Ending
-from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import FATAL_DEATHS, SUSPECT_DEATHS, in_quarantine
 
 log = logging.getLogger("omlx_worker.queue.lease")
@@ -141,7 +138,6 @@ class LeaseTable:
                 self.worker_name,
                 self.seconds,
                 GRACE_SECONDS,
-                events_key(""),
                 MAX_BODY_BYTES,
                 SUSPECT_DEATHS,
                 FATAL_DEATHS,
@@ -174,7 +170,7 @@ class LeaseTable:
             Refused jobs and reasons: the job's status if the lease is gone, ``written`` if the
             stream has other entries, the number of its tokens if the server has lost its end.
         """
-        args: list[str | float] = [STREAM_TTL, events_key(""), tokens_channel("")]
+        args: list[str | float] = [STREAM_TTL]
         for job, event in events:
             text = event.model_dump_json(exclude_none=True) if event else ""
             place = (event.since, event.stream_id) if event else ("", "")
@@ -191,14 +187,7 @@ class LeaseTable:
         A call that raised may be repeated; nothing is done twice. A job that is ``BEHIND``
         stays in the table.
         """
-        args: list[str | int | bytes] = [
-            self.worker_name,
-            STREAM_TTL,
-            events_key(""),
-            tokens_channel(""),
-            ended_key(""),
-            ENDED_SECONDS,
-        ]
+        args: list[str | int | bytes] = [self.worker_name, STREAM_TTL, ENDED_SECONDS]
         for job, ending in endings:
             args += [*job.lease, *ending.fields(job.row)]
         verdicts = []

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 
 from omlx_producer.client.outcome import EXPIRED
+from omlx_producer.lua import load
 from omlx_producer.terminal import counted
-from omlx_producer.wire import EXPIRING_KEY, FailedEvent, events_key, wake_channel
+from omlx_producer.wire import FailedEvent
+from omlx_producer.wire.keys import lead_key, wake_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable, new_claim_id
-from omlx_worker.queue.lua import load
 
 log = logging.getLogger("omlx_worker.worker")
 
-LEAD_LOCK = "omlx:lead"
 # Sweeps that a leader may miss before another worker leads.
 MISSED_SWEEPS = 3
 CLEAN_SECONDS = 600.0
@@ -46,7 +46,7 @@ class Upkeep:
         # The sweep under way.
         self._swept: Iterator[list[str]] = iter(())
         self._name, self._queues = leases.worker_name, leases.queues
-        self._lock = f"{LEAD_LOCK}:{leases.queues[0]}"
+        self._lock = lead_key(leases.queues[0])
         self._bell = wake_channel(leases.queues[0].split(":")[1])
         self._pause = leases.seconds / 4
         connection = leases.connection
@@ -118,8 +118,8 @@ class Upkeep:
         """
         leases, more = self._leases, True
         while more:
-            args = [self._name, leases.seconds, GRACE_SECONDS, new_claim_id(), events_key("")]
-            reply = self._expire(keys=[EXPIRING_KEY], args=[*args, MOST_ENTRIES])
+            args = [self._name, leases.seconds, GRACE_SECONDS, new_claim_id()]
+            reply = self._expire(args=[*args, MOST_ENTRIES])
             started, more = reply
             endings = []
             for job_id, execution, queue, tokens in started:
@@ -135,9 +135,7 @@ class Upkeep:
     def _sweep_queue(self, queue: str) -> Iterator[list[str]]:
         left, looked = 0, MOST_ENTRIES
         while looked >= MOST_ENTRIES:
-            reply = self._sweep(
-                args=[queue, left, MOST_ENTRIES, GRACE_SECONDS, EXECUTION_PREFIX, events_key("")]
-            )
+            reply = self._sweep(args=[queue, left, MOST_ENTRIES, GRACE_SECONDS, EXECUTION_PREFIX])
             returned, leaves, looked = reply
             left += leaves
             yield _texts(returned)

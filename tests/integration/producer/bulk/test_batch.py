@@ -13,9 +13,10 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from omlx_producer import Producer
-from omlx_producer.bulk.batch import BATCHES_KEY, Batch, open_key
+from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.wire import GenerationRequest, queue_name
+from omlx_producer.wire.keys import BATCHES_KEY, open_key
 from tests.helpers.bulk_rows import batch_of, rows
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.leases import claim, commit, done, expire, failed, kill, table

@@ -13,9 +13,10 @@ from redis.connection import Connection
 
 from omlx_producer import UnknownJob
 from omlx_producer.bulk import batch as batch_module
-from omlx_producer.bulk.batch import ALIVE_SECONDS, BATCHES_KEY, UPLOAD_SECONDS, Batch
+from omlx_producer.bulk.batch import ALIVE_SECONDS, UPLOAD_SECONDS, Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.connection import connect
+from omlx_producer.wire.keys import BATCHES_KEY
 from tests.helpers.bulk_rows import QUEUE, rows
 from tests.helpers.workers import wait_for
 

@@ -21,7 +21,6 @@ from omlx_producer.bulk.output import Output
 from omlx_producer.bulk.progress import WorkerWatch
 from omlx_producer.bulk.row import ID_PREFIX, BadRow, RowResult
 from omlx_producer.bulk.store import Store, read_settings, run_path
-from omlx_producer.client.workers import workers_key
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import (
     MODELS_KEY,
@@ -29,6 +28,7 @@ from omlx_producer.wire import (
     queue_name,
     row_job_id,
 )
+from omlx_producer.wire.keys import workers_key
 from omlx_worker.engine.rows.row import Row
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (

@@ -1,5 +1,5 @@
 -- Precedes every script: RQ's key names, RQ's date format, leases, and the way back to a queue.
--- RQ is the prefix of RQ's keys; see lua/__init__.py.
+-- Before it come RQ, the prefix of RQ's keys, and the names of omlx_producer.wire.keys.
 --
 -- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
 -- of memory, read only). So a job leaves one place only after it was written to the next.
@@ -11,14 +11,8 @@ local function executions_key(job) return RQ .. 'executions:' .. job end
 local function execution_key(job, execution) return RQ .. 'execution:' .. job .. ':' .. execution end
 local function member(job, execution) return job .. ':' .. execution end
 
--- Batches; see omlx_producer.bulk.batch. A row waits in a list of its queue. While it has a job, its
--- entry is in a hash by its number.
-local BATCHES = 'omlx:batches'
-local function batch_key(run) return 'omlx:batch:' .. run end
-local function waiting_key(run, queue) return batch_key(run) .. ':waiting:' .. queue end
-local function running_key(run, queue) return batch_key(run) .. ':running:' .. queue end
-local function results_key(run) return batch_key(run) .. ':results' end
-local function open_key(queue) return BATCHES .. ':' .. queue end
+-- How long a batch without rows left is kept, and when it ended; see omlx_producer.bulk.batch.
+local KEEP_SECONDS = 604800
 local function row_job(run, number) return 'row-' .. run .. '-' .. number end
 
 -- This project's fields in RQ's job hash. RQ keeps unknown fields.
@@ -127,13 +121,33 @@ end
 
 -- Put back a job whose worker has died, or was away for as long as its lease. The death counts if
 -- the job has produced nothing since it was claimed; see omlx_worker.queue.quarantine.
-local function put_back_dead(queue, job, execution, stream)
+local function put_back_dead(queue, job, execution)
   if not put_back(queue, job, execution) then return false end
   local fields = redis.call('HMGET', job_key(job), DEATHS, STREAMED)
-  if tokens_in(stream) <= as_count(fields[2]) then
+  if tokens_in(events_key(job)) <= as_count(fields[2]) then
     redis.call('HSET', job_key(job), DEATHS, math.min(as_count(fields[1]), 1000) + 1)
   end
   return true
+end
+
+local function batch_parts(run)
+  return {batch_key(run), batch_rows_key(run), batch_results_key(run), batch_ended_key(run)}
+end
+
+-- Of a batch no rows are left.
+local function let_expire(run)
+  local keep = redis.call('HGET', batch_key(run), 'keep_seconds') or KEEP_SECONDS
+  for _, part in ipairs(batch_parts(run)) do redis.call('EXPIRE', part, keep) end
+  redis.call('ZREM', BATCHES_KEY, run)
+end
+
+local function end_batch(run, state)
+  local time = now()
+  redis.call('HSET', batch_key(run), 'state', state, 'ended_at', number(time))
+  redis.call('ZADD', BATCHES_ENDED_KEY, number(time), run)
+  redis.call('ZREMRANGEBYSCORE', BATCHES_ENDED_KEY, '-inf', number(time - KEEP_SECONDS))
+  redis.call('EXPIRE', BATCHES_ENDED_KEY, KEEP_SECONDS)
+  let_expire(run)
 end
 
 -- Write the result of a batch's row once, and end the batch with its last one. The batch of a run
@@ -141,30 +155,20 @@ end
 --
 -- counts   what to add to fields of the batch: 'name=number name=number ...'
 local function settle_row(queue, run, row, line, counts)
-  local key, running = batch_key(run), running_key(run, queue)
+  local key, running = batch_key(run), batch_running_key(run, queue)
   if redis.call('HEXISTS', running, row) == 0 then return end
-  redis.call('HSET', results_key(run), row, line)
+  redis.call('HSET', batch_results_key(run), row, line)
   for name, count in string.gmatch(counts, '(%S+)=(%d+)') do
     redis.call('HINCRBY', key, name, count)
   end
   redis.call('HDEL', running, row)
   local home = redis.call('HGET', key, 'home')
-  if home then redis.call('XADD', key .. ':ended', '*', 'row', row) end
+  if home then redis.call('XADD', batch_ended_key(run), '*', 'row', row) end
   if redis.call('HINCRBY', key, 'left', -1) > 0 then return end
-  if not home then
-    local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled'
-      or redis.call('HEXISTS', key, 'failed:expired') == 1 and 'expired' or 'done'
-    local time = now()
-    redis.call('HSET', key, 'state', state, 'ended_at', number(time))
-    redis.call('ZADD', BATCHES .. ':ended', number(time), run)
-    redis.call('ZREMRANGEBYSCORE', BATCHES .. ':ended', '-inf', number(time - 604800))
-    redis.call('EXPIRE', BATCHES .. ':ended', 604800)
-  end
-  local keep = redis.call('HGET', key, 'keep_seconds') or 604800
-  for _, part in ipairs({'', ':results', ':rows', ':ended'}) do
-    redis.call('EXPIRE', key .. part, keep)
-  end
-  redis.call('ZREM', BATCHES, run)
+  if home then return let_expire(run) end
+  local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled'
+    or redis.call('HEXISTS', key, 'failed:expired') == 1 and 'expired' or 'done'
+  end_batch(run, state)
 end
 
 -- Settle a row that has no result.

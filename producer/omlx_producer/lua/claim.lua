@@ -11,14 +11,13 @@
 -- ARGV[2]    worker name
 -- ARGV[3]    lease in seconds
 -- ARGV[4]    grace in seconds, see `extend`
--- ARGV[5]    prefix of event streams
--- ARGV[6]    longest payload in bytes; of a longer one only the length is returned
--- ARGV[7]    deaths that make a job a suspect
--- ARGV[8]    deaths that convict it
--- ARGV[9]    number of jobs that the worker holds
--- ARGV[10]   id of this claim, the prefix of execution ids; the same if the claim is repeated after
+-- ARGV[5]    longest payload in bytes; of a longer one only the length is returned
+-- ARGV[6]    deaths that make a job a suspect
+-- ARGV[7]    deaths that convict it
+-- ARGV[8]    number of jobs that the worker holds
+-- ARGV[9]   id of this claim, the prefix of execution ids; the same if the claim is repeated after
 --            a lost answer
--- ARGV[11]   the latest version of payloads that the worker knows; newer ones are left to others
+-- ARGV[10]   the latest version of payloads that the worker knows; newer ones are left to others
 --
 -- Returns nil while workers or their model are paused, else
 --   {the queue in which a suspect waits for this worker, or '', jobs,
@@ -28,20 +27,20 @@
 --    run, number, digest and custom_id of a batch's row, or ''}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
-local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-local longest, suspicious, convicting = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local held = tonumber(ARGV[9])
+local lease, grace = tonumber(ARGV[3]), tonumber(ARGV[4])
+local longest, suspicious, convicting = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local held = tonumber(ARGV[8])
 local time, date = now()
 local looks_left, bytes_left = 1000, longest
 local claimed = {}
-local known, newer = tonumber(ARGV[11]), ''
+local known, newer = tonumber(ARGV[10]), ''
 -- The queue in which a suspect waits, and whether nothing is taken after it.
 local suspect_in, is_over = '', false
 
 local function has_room() return not is_over and #claimed < limit and bytes_left > 0 end
 
 -- The worker does not know the jobs that the first call of a repeated claim took.
-local claim, last_claim = ARGV[10], 'omlx:claim:' .. worker
+local claim, last_claim = ARGV[9], claim_key(worker)
 
 local function undo_last()
   local taken = redis.call('LRANGE', last_claim, 0, -1)
@@ -55,7 +54,7 @@ end
 
 local function is_paused()
   local model = string.match(KEYS[1] or '', '^omlx:([^:]+):')
-  return model and redis.call('SISMEMBER', 'omlx:paused', model) == 1
+  return model and redis.call('SISMEMBER', PAUSED_KEY, model) == 1
 end
 
 undo_last()
@@ -120,9 +119,9 @@ end
 -- The number of tokens that an interrupted run left in the stream. A stream that has ended belongs
 -- to an earlier run (requeued): this run starts a new one.
 local function streamed(job)
-  local tokens, part = string.match(last_id(events .. job) or '', '^(%d+)-(%d+)$')
+  local tokens, part = string.match(last_id(events_key(job)) or '', '^(%d+)-(%d+)$')
   if part == '0' then return tonumber(tokens) end
-  redis.call('DEL', events .. job)
+  redis.call('DEL', events_key(job))
   return 0
 end
 
@@ -149,8 +148,8 @@ end
 -- Fail an entry that is no row: somebody has written it by hand.
 local function drop_row(queue, run, entry)
   local name = string.match(entry, '^[%w-]*')
-  redis.call('HSET', running_key(run, queue), name, entry)
-  redis.call('LPOP', waiting_key(run, queue))
+  redis.call('HSET', batch_running_key(run, queue), name, entry)
+  redis.call('LPOP', batch_waiting_key(run, queue))
   fail_row(queue, run, name, string.rep('0', 24), 'null', 'unparsable',
     'Redis holds no row there; submit it again')
 end
@@ -161,7 +160,7 @@ local function take_row(queue, run, entry)
   local row, created = string.match(entry, '^(%S+) %S+ (%S+) [^\n]+\n')
   if not row then return drop_row(queue, run, entry) end
   local key, job = batch_key(run), row_job(run, row)
-  redis.call('HSET', running_key(run, queue), row, entry)
+  redis.call('HSET', batch_running_key(run, queue), row, entry)
   redis.call('HSET', job_key(job), 'status', 'queued', 'origin', queue, 'enqueued_at', date,
     'created_at', created or date,
     'timeout', redis.call('HGET', key, 'job_timeout') or '', 'result_ttl', 0, 'failure_ttl', 0,
@@ -169,16 +168,16 @@ local function take_row(queue, run, entry)
     WIRE, redis.call('HGET', key, WIRE) or 1,
     ROW, run .. ' ' .. string.sub(entry, 1, ending - 1), 'data', string.sub(entry, ending + 1))
   start(queue, job, read(job))
-  redis.call('LPOP', waiting_key(run, queue))
+  redis.call('LPOP', batch_waiting_key(run, queue))
 end
 
 local function take_rows_of(queue, run)
-  local entry = redis.call('LINDEX', waiting_key(run, queue), 0)
+  local entry = redis.call('LINDEX', batch_waiting_key(run, queue), 0)
   local too_new = is_newer(redis.call('HGET', batch_key(run), WIRE))
   if too_new then newer = run end
   while entry and not too_new and has_room() do
     take_row(queue, run, entry)
-    entry = redis.call('LINDEX', waiting_key(run, queue), 0)
+    entry = redis.call('LINDEX', batch_waiting_key(run, queue), 0)
   end
   if not entry then redis.call('ZREM', open_key(queue), run) end
 end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -13,16 +14,31 @@ from redis.exceptions import NoScriptError, RedisError
 from rq.defaults import RQ_KEY_PREFIX
 
 from omlx_producer.outage import LongCall
+from omlx_producer.wire.keys import KEYS
 
 
 @cache
 def source(name: str) -> str:
-    """The text of ``lua/<name>.lua`` with RQ's key prefix and the prelude before it."""
+    """The text of ``lua/<name>.lua`` with the names of keys and the prelude before it."""
     folder = resources.files(__name__)
     prelude, script = (
         folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", name)
     )
-    return f"local RQ = '{RQ_KEY_PREFIX}:'\n{prelude}\n{script}"
+    text = f"{prelude}\n{script}"
+    return f"local RQ = '{RQ_KEY_PREFIX}:'\n{_names_in(text)}\n{text}"
+
+
+def _names_in(text: str) -> str:
+    """The keys that a script names: as functions of what they belong to, or as texts."""
+    lines = []
+    for name, key in KEYS.items():
+        if not re.search(rf"\b{name}\b", text):
+            continue
+        form = re.sub("<([a-z]+)>", r"' .. \1 .. '", f"'{key}'").removesuffix(" .. ''")
+        places = ", ".join(key.places)
+        function = f"local function {name}({places}) return {form} end"
+        lines.append(function if places else f"local {name} = {form}")
+    return "\n".join(lines)
 
 
 def load(connection: Redis, name: str) -> Script:

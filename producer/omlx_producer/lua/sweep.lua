@@ -6,7 +6,6 @@
 -- ARGV[3]    how many to look at
 -- ARGV[4]    grace in seconds, see `extend`
 -- ARGV[5]    prefix of this project's execution ids; a stock worker's entries are left to RQ
--- ARGV[6]    prefix of event streams
 --
 -- Returns {ids of the returned jobs, number of entries that it leaves, number that it looked at}.
 
@@ -28,6 +27,6 @@ end
 table.sort(ours, function(a, b) return a[2] > b[2] end)
 for _, entry in ipairs(ours) do
   local job = entry[1]
-  if put_back_dead(queue, job, entry[2], ARGV[6] .. job) then returned[#returned + 1] = job end
+  if put_back_dead(queue, job, entry[2]) then returned[#returned + 1] = job end
 end
 return {returned, left, #expired}

@@ -11,15 +11,15 @@ local queue, first, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local ended = {failed = true, stopped = true, canceled = true, finished = true}
 
 local function settle_cancelled(run, row)
-  local entry = redis.call('HGET', running_key(run, queue), row)
+  local entry = redis.call('HGET', batch_running_key(run, queue), row)
   local digest, custom_id = string.match(entry, '^%S+ (%x+) %S+ ([^\n]*)')
   fail_row(queue, run, row, digest, custom_id, 'cancelled', 'the job was cancelled')
 end
 
 local function wait_again(run, row)
-  redis.call('LPUSH', waiting_key(run, queue), redis.call('HGET', running_key(run, queue), row))
+  redis.call('LPUSH', batch_waiting_key(run, queue), redis.call('HGET', batch_running_key(run, queue), row))
   redis.call('ZADD', open_key(queue), 'NX', number(now()), run)
-  redis.call('HDEL', running_key(run, queue), row)
+  redis.call('HDEL', batch_running_key(run, queue), row)
 end
 
 local function mend_row(run, row, cancelling)
@@ -34,13 +34,13 @@ end
 -- Returns how many rows it has looked at.
 local function mend_batch(run)
   local cancelling = redis.call('HGET', batch_key(run), 'state') == 'cancelling'
-  local rows = redis.call('HRANDFIELD', running_key(run, queue), most)
+  local rows = redis.call('HRANDFIELD', batch_running_key(run, queue), most)
   for _, row in ipairs(rows) do mend_row(run, row, cancelling) end
   return #rows
 end
 
 local looked = 0
-local runs = redis.call('ZRANGE', BATCHES, first, first + most - 1)
+local runs = redis.call('ZRANGE', BATCHES_KEY, first, first + most - 1)
 for i, run in ipairs(runs) do
   looked = looked + 1 + (mend_batch(run) or 0)
   if looked >= most then return first + i end

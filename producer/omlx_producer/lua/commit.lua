@@ -2,11 +2,8 @@
 --
 -- ARGV[1]     worker name
 -- ARGV[2]     seconds until the stream of a job without a result expires, at most
--- ARGV[3]     prefix of event streams
--- ARGV[4]     prefix of token channels
--- ARGV[5]     prefix of streams of ends
--- ARGV[6]     seconds that they keep an entry
--- ARGV[7..]   for each job: queue, job, execution,
+-- ARGV[3]     seconds that streams of ends keep an entry
+-- ARGV[4..]   for each job: queue, job, execution,
 --             'finished', 'failed' or 'stopped', or 'retry': failed, unless RQ's `Retry` applies,
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
@@ -17,9 +14,7 @@
 -- gone; 2 if the server has lost tokens of the job, and nothing is written; 3 if the job is retried; or
 -- the error of the command that Redis refused.
 
-local worker, longest = ARGV[1], ARGV[2]
-local events, channels = ARGV[3], ARGV[4]
-local ends, kept = ARGV[5], tonumber(ARGV[6])
+local worker, longest, kept = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time, date = now()
 local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
@@ -57,17 +52,17 @@ end
 -- Tell the group of the submitter of the end, with the result; all its waits read this one stream.
 local function tell_group(group, job, ending, succeeded, payload, event)
   if not group or group == '' then return end
-  redis.call('XADD', ends .. group, 'MINID', '~', math.floor((time - kept) * 1000), '*',
+  redis.call('XADD', ended_key(group), 'MINID', '~', math.floor((time - kept) * 1000), '*',
     'job', job, 'status', ending, 'type', succeeded and '1' or '2',
     result_of(succeeded, payload, event))
-  redis.call('EXPIRE', ends .. group, kept)
+  redis.call('EXPIRE', ended_key(group), kept)
 end
 
 -- The last writes: nothing is published that is not committed.
 local function announce(job, id, event, succeeded, ttl)
-  local stream = events .. job
+  local stream = events_key(job)
   redis.pcall('XADD', stream, id, 'event', event)
-  redis.call('PUBLISH', channels .. job, event)
+  redis.call('PUBLISH', tokens_channel(job), event)
   if ttl == 0 then
     redis.call('EXPIRE', stream, 60)
   elseif succeeded then
@@ -95,7 +90,7 @@ end
 local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published,
     run, row, line, counts)
   if not holds(queue, job, execution) then
-    local done = run ~= '' and redis.call('HEXISTS', results_key(run), row) == 1
+    local done = run ~= '' and redis.call('HEXISTS', batch_results_key(run), row) == 1
     return (done or is_done(job, execution)) and 1 or 0
   end
   if ending == 'retry' then
@@ -113,7 +108,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     drop_execution(queue, job, execution)
     return 0
   end
-  if is_behind(events .. job, published) then return 2 end
+  if is_behind(events_key(job), published) then return 2 end
 
   local ttl = tonumber(fields[1])
   if not ttl or not (math.abs(ttl) < 2 ^ 31) then ttl = tonumber(default_ttl) end
@@ -149,7 +144,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 end
 
 local replies = {}
-for i = 7, #ARGV, 13 do
+for i = 4, #ARGV, 13 do
   local ran, reply = pcall(commit, unpack(ARGV, i, i + 12))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply

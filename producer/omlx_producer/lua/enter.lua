@@ -1,0 +1,25 @@
+-- Upload the rows of a run that the batch does not know.
+--
+-- ARGV[1]    run
+-- ARGV[2]    queues of all its rows
+-- ARGV[3..]  for each row: queue, name, entry
+--
+-- Returns how many rows were added.
+
+local run, key, time, added = ARGV[1], batch_key(ARGV[1]), number(now()), 0
+if redis.call('HEXISTS', key, 'cancelled_by') == 1 then return 0 end
+for i = 3, #ARGV, 3 do
+  local queue, name, entry = unpack(ARGV, i, i + 2)
+  if redis.call('SADD', batch_rows_key(run), name) == 1 then
+    redis.call('RPUSH', batch_waiting_key(run, queue), entry)
+    redis.call('ZADD', open_key(queue), 'NX', time, run)
+    added = added + 1
+  end
+end
+if added == 0 then return 0 end
+redis.call('HINCRBY', key, 'left', added)
+redis.call('HINCRBY', key, 'rows', added)
+redis.call('HSET', key, 'queues', ARGV[2])
+redis.call('ZADD', BATCHES_KEY, 'NX', time, run)
+for _, part in ipairs(batch_parts(run)) do redis.call('PERSIST', part) end
+return added
