@@ -143,7 +143,7 @@ class Input:
         options = self._options
         rows = self._count
         if options.input != "-":
-            rows = estimate_rows(options.input, options.kind)
+            rows = estimate_rows(options.input, options.format)
         return min((n for n in (rows, options.limit) if n is not None), default=None)
 
     def table_form(self) -> TableForm:
@@ -155,8 +155,8 @@ class Input:
         options, kept = self._options, {}
         if options.keep:
             with open_input(options.input) as stream:
-                kept = input_columns(stream, options.kind, _delimiter(options))
-        properties = properties_of(options.shape.sampling.get("response_format"))
+                kept = input_columns(stream, options.format, _delimiter(options))
+        properties = properties_of(options.sampling.get("response_format"))
         return TableForm(options.with_body, properties, kept, options.csv_safe)
 
     @contextlib.contextmanager
@@ -190,13 +190,13 @@ def _again(
 ) -> contextlib.AbstractContextManager[Iterator[Record] | None]:
     """The same records once more; None if they can be read only once, or are whole requests."""
     once = given.count is None if given is not None else options.input == "-"
-    requests = options.kind == "jsonl" and options.shape.template is None
+    requests = options.format == "jsonl" and options.template is None
     return contextlib.nullcontext() if once or requests else _records(options, given)
 
 
 def _read(options: RunOptions, stream: IO[bytes]) -> Iterator[Record]:
     """The records of an input that has some."""
-    records = read_records(stream, options.kind, _delimiter(options))
+    records = read_records(stream, options.format, _delimiter(options))
     first = next(records, None)
     if first is None:
         raise InvalidRequest(None, f"{options.input}: holds no rows", "give an input that has some")
@@ -210,8 +210,8 @@ def _delimiter(options: RunOptions) -> str | None:
 
 def _row_maker(options: RunOptions, models: Mapping[str, ModelInfo]) -> RowMaker:
     return RowMaker(
-        options.kind,
-        options.shape,
+        options.format,
+        options,
         models,
         require_known_model=options.require_known_model,
         default_model=options.default_model,

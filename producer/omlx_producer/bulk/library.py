@@ -101,7 +101,7 @@ def run_through(
     """See `Producer.run`, without files."""
     options, given = read_arguments(rows, arguments)
     results = stream_results(client, options, given, ordered=ordered, progress=progress)
-    properties = properties_of(options.shape.sampling.get("response_format"))
+    properties = properties_of(options.sampling.get("response_format"))
     return BulkResults(results, rows, TableForm(options.with_body, properties))
 
 

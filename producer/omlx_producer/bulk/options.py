@@ -1,14 +1,14 @@
-"""The options of a run: what to run, and how. The run file keeps them."""
+"""The options of a run, described once."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
+from pydantic_core import to_jsonable_python
 
 from omlx_producer.bulk.collector import DEFAULT_WINDOW
 from omlx_producer.bulk.output import real_path
@@ -19,76 +19,81 @@ from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.models import only_model
 from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.wire import ModelInfo, Priority
+from omlx_producer.wire.remedy import remedy_of
 
 MAX_SHOWN = 60
 Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What to run, and how.
+class RunOptions(Shape):
+    """What to run, and how: the options of ``omlx-submit run``, the keywords of `Producer.run`, and
+    what a run keeps of them.
 
     Attributes:
         input: a path, or ``-`` for stdin.
-        with_body: add the whole response to a table.
-        keep: add the columns of the input to a table.
         csv_safe: see `omlx_producer.bulk.table.TableForm`.
-        delimiter: of the cells of a CSV; by default what its name or its first line says.
-        limit: take only so many rows from the start of the input.
         default_model: of rows that name none. A run keeps the one that it began with.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
     input: str
-    kind: Format
-    shape: Shape
-    priority: Priority = "bulk"
-    window: Count = DEFAULT_WINDOW
-    job_timeout: Count = JOB_SECONDS
+    format: Format = Field(description="The format of INPUT; by default its suffix.")
+    delimiter: str | None = Field(
+        default=None, description="Of a CSV; its first line tells ; , tab."
+    )
+    limit: Count | None = Field(default=None, description="Take the first rows only, this many.")
+    priority: Priority = Field(default="bulk", description="Queue of the rows.")
     require_known_model: bool = True
-    with_body: bool = False
-    keep: bool = False
-    csv_safe: bool = True
-    delimiter: str | None = None
-    limit: Count | None = None
+    window: Count = Field(default=DEFAULT_WINDOW, description="Rows in Redis at once, at most.")
+    job_timeout: Count = Field(default=JOB_SECONDS, description="Seconds a row may run.")
+    with_body: bool = Field(default=False, description="Add whole responses to a CSV or Parquet.")
+    keep: bool = Field(default=False, description="Add the input's columns to a table.")
+    csv_safe: bool = Field(
+        default=True, description="Put ' before cells of a CSV that look like formulas."
+    )
     default_model: str | None = None
 
     @classmethod
-    def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> RunOptions:
-        """Options for an input. Without ``kind``, its name says which format it has.
+    def of(cls, name: str, asked: Mapping[str, Any]) -> RunOptions:
+        """Options for an input.
+
+        Args:
+            asked: by name. Without ``format``, the name of the input says it. Others than those of
+                a run are fields of a request.
 
         Raises:
             InvalidRequest: if there is no such input or format, or an option has a wrong value.
         """
-        kind = kind or format_of(name)
+        own = cls.model_fields.keys() - {"input", "sampling", "default_model"}
+        values: dict[str, Any] = {option: asked[option] for option in own & asked.keys()}
+        # In JSON's types: a run keeps them.
+        sampling = to_jsonable_python(
+            {option: value for option, value in asked.items() if option not in own}
+        )
+        values["format"] = values.get("format") or format_of(name)
         try:
-            made = _OPTIONS.validate_python(
-                {"input": name, "kind": kind, "shape": vars(shape), **options}
-            )
+            made = cls.model_validate({**values, "input": name, "sampling": sampling})
         except ValidationError as error:
             raise _first_problem(error) from None
-        require_input(name, made.kind)
+        require_input(name, made.format)
         if made.delimiter is not None:
-            made = replace(made, delimiter=_delimiter(made.delimiter, made.kind))
+            delimiter = _delimiter(made.delimiter, made.format)
+            return made.model_copy(update={"delimiter": delimiter})
         return made
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options in JSON's types, for the run file. The limit is that of one command."""
+        """The options in JSON's types, for the run's record. The limit is that of one command."""
         name = self.input if self.input == "-" else str(Path(self.input).resolve())
-        settings = {**asdict(self), "input": name}
-        del settings["limit"]
-        return settings
+        return self.model_dump(mode="json", exclude={"limit"}) | {"input": name}
 
     def with_default_model(
         self, models: Mapping[str, ModelInfo], earlier: RunOptions | None
     ) -> RunOptions:
         """These options with the default model of an earlier run, else the only known model."""
         if earlier is not None and earlier.default_model is not None:
-            return replace(self, default_model=earlier.default_model)
+            return self.model_copy(update={"default_model": earlier.default_model})
         with contextlib.suppress(InvalidRequest):
-            return replace(self, default_model=only_model(models))
+            return self.model_copy(update={"default_model": only_model(models)})
         return self
 
     @classmethod
@@ -100,7 +105,7 @@ class RunOptions:
         """
         settings = read_settings(output)
         try:
-            return None if settings is None else _OPTIONS.validate_python(settings)
+            return None if settings is None else cls.model_validate(settings)
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"]))
             raise InvalidRequest(
@@ -125,8 +130,9 @@ class RunOptions:
 
     def changed(self, earlier: RunOptions) -> list[str]:
         """The options that shape requests and were others in an earlier run, with short values."""
-        new, old = ({**asdict(each.shape), **each.shape.sampling} for each in (self, earlier))
-        names = sorted((new.keys() | old.keys()) - {"sampling"})
+        shape = Shape.model_fields.keys() - {"sampling"}
+        new, old = (each.model_dump(include=shape) | {**each.sampling} for each in (self, earlier))
+        names = sorted(new.keys() | old.keys())
         return [
             name if len(was := repr(old.get(name))) > MAX_SHOWN else f"{name} was {was}"
             for name in names
@@ -148,16 +154,12 @@ def _delimiter(given: str, kind: Format) -> str:
     return delimiter
 
 
-_OPTIONS = TypeAdapter(RunOptions)
-
-
 def _first_problem(error: ValidationError) -> InvalidRequest:
     """The first wrong option."""
     problem = error.errors(include_url=False)[0]
-    name = str(problem["loc"][-1]).replace("kind", "format")
-    remedy = problem["msg"].replace("Input should be", "give")
-    remedy = remedy.replace("greater than or equal to", "at least")
-    return InvalidRequest(name, f"got {shown(problem['input'])}", remedy)
+    name = str(problem["loc"][0])
+    remedy = remedy_of(RunOptions.model_fields[name])
+    return InvalidRequest(name, f"got {shown(problem['input'])}", f"give {remedy}")
 
 
 def require_input(name: str, kind: Format) -> None:

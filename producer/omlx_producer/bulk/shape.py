@@ -9,9 +9,10 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import (
@@ -54,30 +55,32 @@ EMPTY: tuple[Empty, ...] = get_args(Empty)
 FIRST_ROWS = 100
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(BaseModel):
     """The options that say how records become requests.
 
     Attributes:
-        template: makes prompts of objects; without one, an object of JSONL must be an OpenAI Batch
-            line or have a prompt, and any row may have messages of its own.
-        id_field: the field of an object that holds its custom_id; by default ``custom_id``, else
-            ``id``, else the row has its number.
-        model: the model of all rows, whatever they name.
-        raw: send texts as bare prompts, also to a model with a chat template.
-        system: a system message before each text.
+        template: without one, an object of JSONL must be an OpenAI Batch line or have a prompt, and
+            any row may have messages of its own.
+        id_field: by default ``custom_id``, else ``id``, else the row has its number.
         sampling: fields of the request, for rows that do not set them.
-        empty: leave out, fail or run the rows that have nothing for a field of the template. By
-            default the run is refused; rows that can be read only once fail.
+        empty: of the template. By default the run is refused; rows that can be read only once fail.
     """
 
-    template: str | None = None
-    id_field: str | None = None
-    model: str | None = None
-    raw: bool = False
-    system: str | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    empty: Empty | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    template: str | None = Field(
+        default=None, description='Make prompts, as in "Summarise: {text}".'
+    )
+    id_field: str | None = Field(
+        default=None, description="Holds the custom_id; else custom_id or id."
+    )
+    empty: Empty | None = Field(default=None, description="What becomes of rows with empty fields.")
+    model: str | None = Field(default=None, description="Run all rows on this, whatever they name.")
+    raw: bool = Field(
+        default=False, description="Send texts as bare prompts, not as user messages."
+    )
+    system: str | None = Field(default=None, description="A system message before each.")
+    sampling: Mapping[str, Any] = {}
 
 
 class Template:

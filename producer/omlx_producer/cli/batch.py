@@ -14,10 +14,9 @@ from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import written_text
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.cli.options import (
-    csv_safe_option,
     json_schema_option,
     output_option,
-    with_body_option,
+    run_options,
 )
 from omlx_producer.cli.session import goes_on, open_producer, redis_option
 from omlx_producer.program import JOB_ENDED_BADLY, NOT_ENDED, SectionedCommand, option
@@ -36,8 +35,7 @@ batch_argument = click.argument("batch_id")
 @option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
 @option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
 @option("--keep", section="Output", is_flag=True, help="Leave the results in Redis, too.")
-@with_body_option
-@csv_safe_option
+@run_options("Output", "with_body", "csv_safe")
 @json_schema_option("Columns for its properties in a CSV or Parquet.", section="Output")
 @redis_option
 def results(

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
+from omlx_producer.bulk.options import RunOptions
 from omlx_producer.program import option
 from omlx_producer.wire import LOOPS, GenerationRequest, NamedSchema
 from omlx_producer.wire.remedy import kinds_of, remedy_of
@@ -22,8 +23,10 @@ _WRAPPER = {field.alias or name for name, field in NamedSchema.model_fields.item
 _CONSTRAINTS = ("regex", "choice")
 
 # In the title, because only the worker knows the other defaults.
-_sampling = partial(option, section="Sampling (defaults: the model's, else OpenAI's)")
+_SAMPLING = "Sampling (defaults: the model's, else OpenAI's)"
+_sampling = partial(option, section=_SAMPLING)
 _SHORTER = {
+    "model": "-m",
     "max_completion_tokens": "--max-tokens",
     "thinking_token_budget": "--thinking-budget",
     "n": "-n",
@@ -40,15 +43,6 @@ output_option = option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Results (.jsonl, .csv, .parquet); errors beside them.",
 )
-with_body_option = option(
-    "--with-body", section="Output", is_flag=True, help="Add whole responses to a CSV or Parquet."
-)
-csv_safe_option = option(
-    "--csv-safe/--no-csv-safe",
-    section="Output",
-    default=True,
-    help="Put ' before cells of a CSV that look like formulas.",
-)
 
 
 def _biases(
@@ -64,13 +58,21 @@ def _biases(
     return biases or None
 
 
-def _field_option(name: str, field: FieldInfo) -> Callable[[_Command], _Command] | None:
-    """The option of a field; None of one that has more than texts and numbers."""
+def _field_option(
+    name: str, field: FieldInfo, section: str = _SAMPLING, default: Any = None
+) -> Callable[[_Command], _Command] | None:
+    """The option of a field; None of one that has more than texts and numbers.
+
+    Args:
+        default: what the command gets without it.
+    """
     flag, told = f"--{name.replace('_', '-')}", field.description
     kinds = [get_origin(kind) or kind for kind in kinds_of(field)]
+    shown = default not in (None, False)
+    made = partial(option, section=section, default=default)
     if bool in kinds:
         both = f"{flag}/--no-{flag[2:]}" if field.default else flag
-        return _sampling(both, name, is_flag=True, default=None, help=told)
+        return made(both, name, is_flag=True, show_default=shown, help=told)
     if kinds == [str, list]:
         return _sampling(flag, multiple=True, callback=texts, help=f"{told} Repeatable.")
     if name == "logit_bias":
@@ -79,14 +81,35 @@ def _field_option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]
         )
     if kinds == [Literal]:
         choice = click.Choice(get_args(kinds_of(field)[0]))
-        return _sampling(flag, type=choice, help=told)
+        return made(flag, name, type=choice, show_default=shown, help=told)
     if kinds in ([int], [float], [str]):
         names = [flag, *filter(None, [_SHORTER.get(name)])]
         if kinds != [str]:
             told = f"{told}  [{remedy_of(field)}]"
-        default = field.default is not None and str(field.default)
-        return _sampling(*names, name, type=kinds[0], help=told, show_default=default)
+        known = shown or (field.default is not None and str(field.default))
+        metavar = "ALIAS" if name == "model" else None
+        return made(*names, name, type=kinds[0], metavar=metavar, help=told, show_default=known)
     return None
+
+
+def run_option(name: str, section: str) -> Callable[[_Command], _Command]:
+    """The option of a run that has this name."""
+    field = RunOptions.model_fields[name]
+    default = None if field.is_required() else field.default
+    made = _field_option(name, field, section, default)
+    assert made is not None, name
+    return made
+
+
+def run_options(section: str, *names: str) -> Callable[[_Command], _Command]:
+    """Those of a section of the help."""
+
+    def decorate(command: _Command) -> _Command:
+        for name in reversed(names):
+            command = run_option(name, section)(command)
+        return command
+
+    return decorate
 
 
 def _document(path: Path) -> Any:

@@ -16,7 +16,6 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.plan import PREFIX_CHARACTERS
 from omlx_producer.bulk.run import detach
-from omlx_producer.bulk.shape import Shape
 from omlx_producer.wire import PRIORITIES, answer_text
 from tests.helpers.bulk_runs import batch_line, errors, lines, write_jsonl
 from tests.helpers.workers import ALIAS
@@ -89,7 +88,7 @@ class DetachedBatch(BulkRows):
 
     def __init__(self, path: Path, random: Random, connection: Redis) -> None:
         super().__init__(path, random)
-        options = RunOptions.of(str(path), None, Shape(), require_known_model=False)
+        options = RunOptions.of(str(path), {"require_known_model": False})
         self._id = detach(Producer(connection), options).id
 
     def check(self, connection: Redis) -> list[str]:

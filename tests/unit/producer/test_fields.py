@@ -13,6 +13,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from omlx_producer import GenerationRequest, Producer
+from omlx_producer.bulk.arguments import BulkArguments
+from omlx_producer.bulk.options import RunOptions
 from omlx_producer.client.fields import RequestFields, SubmitArguments, SubmitManyArguments
 from omlx_producer.wire import WIRE_VERSION
 from scripts.request_fields import pages
@@ -40,6 +42,16 @@ def test_the_typed_options_are_those_of_the_method(method: Any, typed: Any) -> N
     if method is Producer.submit:
         options = {name: kind for name, kind in options.items() if name not in hints_of_request()}
     assert options == keywords
+
+
+def test_the_keywords_of_a_run_are_its_options() -> None:
+    options = get_type_hints(RunOptions)
+    keywords = get_type_hints(BulkArguments)
+    own = RunOptions.model_fields.keys() - {"input", "sampling", "default_model"}
+    assert keywords.keys() == own | hints_of_request()
+    assert [
+        name for name in own if keywords[name] not in (options[name], options[name] | None)
+    ] == []
 
 
 def hints_of_request() -> set[str]:

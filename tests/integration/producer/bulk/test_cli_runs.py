@@ -512,11 +512,10 @@ def test_the_last_lines_count_all_runs_and_name_the_files(run: Run, tmp_path: Pa
 @pytest.mark.parametrize(
     "settings",
     [
-        {"input": "rows.jsonl", "kind": "jsonl", "shape": {}, "colour": "red"},
-        {"input": "rows.jsonl", "kind": "jsonl", "shape": {"colour": "red"}},
-        {"input": "rows.jsonl", "kind": "jsonl"},
-        {"input": "rows.jsonl", "kind": "xml", "shape": {}},
-        {"input": "rows.jsonl", "kind": "jsonl", "shape": {"sampling": 5}},
+        {"input": "rows.jsonl", "format": "jsonl", "colour": "red"},
+        {"input": "rows.jsonl"},
+        {"input": "rows.jsonl", "format": "xml"},
+        {"input": "rows.jsonl", "format": "jsonl", "sampling": 5},
         ["rows.jsonl"],
         "rows.jsonl",
     ],

@@ -180,14 +180,14 @@ def test_an_option_is_refused_by_its_name(producer: Producer) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"window": 0}, "window: got 0; give at least 1"),
-        ({"window": "many"}, "window: got 'many'; give a valid integer"),
-        ({"job_timeout": -1}, "job_timeout: got -1; give at least 1"),
-        ({"limit": 0}, "limit: got 0; give at least 1"),
-        ({"priority": "urgent"}, "priority: got 'urgent'; give 'high', 'default' or 'bulk'"),
-        ({"format": "xml"}, "format: got 'xml'; give 'jsonl', 'text', 'csv' or 'parquet'"),
-        ({"empty": "no"}, "empty: got 'no'; give 'skip', 'fail' or 'run'"),
-        ({"template": 5}, "template: got 5; give a valid string"),
+        ({"window": 0}, "window: got 0; give a whole number of at least 1"),
+        ({"window": "many"}, "window: got 'many'; give a whole number"),
+        ({"job_timeout": -1}, "job_timeout: got -1; give a whole number of at least 1"),
+        ({"limit": 0}, "limit: got 0; give a whole number of at least 1"),
+        ({"priority": "urgent"}, "priority: got 'urgent'; give one of high, default and bulk"),
+        ({"format": "xml"}, "format: got 'xml'; give one of jsonl, text, csv and parquet"),
+        ({"empty": "no"}, "empty: got 'no'; give one of skip, fail and run"),
+        ({"template": 5}, "template: got 5; give text"),
     ],
 )
 def test_options_are_refused_as_those_of_the_command_line_are(
@@ -272,7 +272,7 @@ def test_fields_may_be_of_their_own_types(served: Producer, tmp_path: Path) -> N
     assert not served.run(["hello"], tmp_path / "out.jsonl", response_format=form, **FIELDS)
     kept = RunOptions.of_run(tmp_path / "out.jsonl")
     assert kept is not None
-    assert ResponseFormat.model_validate(kept.shape.sampling["response_format"]) == form
+    assert ResponseFormat.model_validate(kept.sampling["response_format"]) == form
 
 
 # Frames

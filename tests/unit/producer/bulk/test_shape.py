@@ -286,7 +286,7 @@ def test_rows_with_empty_fields_are_counted_before_anything_runs(
 
 def test_all_rows_are_counted_if_they_can_be_read_twice() -> None:
     records = [Record(line, {"a": "" if line > 200 else "x"}) for line in range(1, 301)]
-    maker = RowMaker("csv", Shape("{a}"), MODELS)
+    maker = RowMaker("csv", Shape(template="{a}"), MODELS)
     assert len(list(maker.checked(records))) == 300
     with pytest.raises(InvalidRequest, match=r"100 rows have an empty \{a\}, first in line 201"):
         maker.checked(records, records)
@@ -295,7 +295,7 @@ def test_all_rows_are_counted_if_they_can_be_read_twice() -> None:
 def test_rows_with_empty_fields_are_left_out_or_fail_or_run_as_asked() -> None:
     def made(empty: Any) -> list[Row | BadRow]:
         records = [Record(line, value) for line, value in enumerate(CALLS, 1)]
-        maker = RowMaker("csv", Shape("Call: {call}", empty=empty), MODELS)
+        maker = RowMaker("csv", Shape(template="Call: {call}", empty=empty), MODELS)
         found = [maker.make(record) for record in maker.checked(records)]
         assert maker.skipped == len(CALLS) - len(found)
         return found
@@ -318,7 +318,7 @@ def test_rows_that_do_not_go_by_the_template_have_no_empty_fields() -> None:
 
 
 def test_a_row_of_which_only_a_part_could_be_read_keeps_its_id() -> None:
-    maker = RowMaker("csv", Shape("{a}"), MODELS)
+    maker = RowMaker("csv", Shape(template="{a}"), MODELS)
     bad = maker.make(Record(3, {"id": 7, "a": "caf\udce9"}, "not UTF-8"))
     assert isinstance(bad, BadRow)
     assert (bad.custom_id, bad.own_id, bad.code) == ("7", True, "unparsable")
