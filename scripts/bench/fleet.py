@@ -52,7 +52,6 @@ from omlx_producer.wire import JOB_FUNCTION, PRIORITIES, queue_name
 from omlx_worker.control import worker
 from omlx_worker.control.admission import MOST_COMING
 from omlx_worker.control.rq_record import BEAT_SECONDS
-from omlx_worker.control.status import YOUNG_SECONDS
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
@@ -177,7 +176,7 @@ def idle(options: argparse.Namespace, console: Console) -> None:
             process.start()
         while connection.hlen(f"omlx:workers:{ALIAS}") < each * PROCESSES:
             time.sleep(0.2)
-        time.sleep(min(options.settle, YOUNG_SECONDS + 20))
+        time.sleep(min(options.settle, 20.0))
         before, began = spent(connection), time.monotonic()
         time.sleep(options.seconds)
         after, took = spent(connection), time.monotonic() - began
