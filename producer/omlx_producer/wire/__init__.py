@@ -92,8 +92,6 @@ from omlx_producer.wire.repetition import LOOPS, RepetitionDetection
 from omlx_producer.wire.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
-    MAX_CHOICES,
-    MAX_LOGIT_BIASES,
     MAX_TOP_LOGPROBS,
     GenerationRequest,
     Metadata,
@@ -112,8 +110,6 @@ __all__ = [
     "GROUP_FIELD",
     "JOB_FUNCTION",
     "LOOPS",
-    "MAX_CHOICES",
-    "MAX_LOGIT_BIASES",
     "MAX_PROMPT_CHARACTERS",
     "MAX_TOP_LOGPROBS",
     "MODELS_KEY",

@@ -27,12 +27,10 @@ from omlx_producer.wire.tools import (
     require_callable,
 )
 
-MAX_CHOICES = 128
 MAX_DRAFT_DEPTH = 8
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 1024
-MAX_SALT_CHARACTERS = 256
 DEFAULT_MAX_TOKENS = 256
 """Of a prompt that sets no limit."""
 DEFAULT_CHAT_TOKENS = 4096
@@ -158,7 +156,7 @@ class GenerationRequest(RequestPart):
     seed: int | None = Field(
         default=None, ge=-(2**63), lt=2**63, description="The same seed gives the same text."
     )
-    n: int = Field(default=1, ge=1, le=MAX_CHOICES, description="Generate this many choices.")
+    n: int = Field(default=1, ge=1, le=128, description="Generate this many choices.")
     stop: Annotated[
         StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
         Remedy(f"a text or up to {MAX_STOP_STRINGS} texts, each of 1 to 256 characters"),
@@ -197,7 +195,7 @@ class GenerationRequest(RequestPart):
         description="Draft at most this many tokens per step.",
     )
     cache: bool = Field(default=True, description="Reuse what was read of like prompts.")
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = Field(
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         default=None, description="Reuse it within requests of this text alone."
     )
     response_format: Annotated[

@@ -56,17 +56,17 @@ _ITEMS = {
 _PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 _SUMMARIES = ("summary", "generate_summary", "context")
 
-_NAMES = (
-    (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
-    (re.compile(r"^max_completion_tokens"), "max_output_tokens"),
-    (re.compile(r"^reasoning_effort"), "reasoning.effort"),
-    (re.compile(r"^thinking_token_budget"), "reasoning.max_tokens"),
-    (re.compile(r"^verbosity"), "text.verbosity"),
-    (re.compile(r"^responses\.metadata"), "metadata"),
-    (re.compile(r"^((?:tools\[\d+\]|tool_choice))\.function"), r"\1"),
-    (re.compile(r"^messages(?!\[)"), "input"),
-)
-_MESSAGE = re.compile(r"^messages\[(\d+)\]")
+# Fields of chats, and the fields of responses that they are made of.
+_NAMES = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "thinking_token_budget": "reasoning.max_tokens",
+    "verbosity": "text.verbosity",
+    "responses.metadata": "metadata",
+    "messages": "input",
+}
 
 
 def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,6 +356,9 @@ def call_item(job_id: str, index: int, call: Mapping[str, Any]) -> dict[str, Any
 
 def _own_name(field: str, places: list[str]) -> str:
     """The field of a response's request that a field of its chat was made of."""
-    for pattern, name in _NAMES:
-        field = pattern.sub(name, field)
-    return _MESSAGE.sub(lambda found: places[int(found[1])], field)
+    if found := re.match(r"messages\[(\d+)\]", field):
+        return places[int(found[1])] + field[found.end() :]
+    for name, own in _NAMES.items():
+        if f"{field}.".startswith(f"{name}."):
+            return own + field[len(name) :]
+    return re.sub(r"^(tools\[\d+\]|tool_choice)\.function", r"\1", field)
