@@ -85,7 +85,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         max_rows=settings.max_batch,
         depth=settings.depth,
         ratio=settings.acceptance == "ratio",
-        graft=_graft(settings),
+        graft=graft_of(settings),
         draft_model=settings.draft_model,
         lookup=settings.lookup_depth,
         prefixes=_prefixes(settings),
@@ -102,7 +102,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
     return engine
 
 
-def _graft(settings: WorkerSettings) -> Graft | None:
+def graft_of(settings: WorkerSettings) -> Graft | None:
     """Where the model gets its MTP head from; None for its own."""
     from omlx_worker.engine.loading.graft import Graft
 

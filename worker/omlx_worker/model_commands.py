@@ -27,7 +27,8 @@ from omlx_worker.options import ModelCommand, read_settings, require_mlx, settin
 @json_option
 def check(as_json: bool, **options: Any) -> None:
     """Say how this machine would serve a model, and serve nothing."""
-    settings, _ = read_settings(options)
+    # Nothing is served, so the model needs no name for requests.
+    settings, _ = read_settings({"model_alias": "check", **options})
     start_logging("warning")
     require_mlx()
     from omlx_worker.check import examine

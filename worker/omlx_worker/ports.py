@@ -24,7 +24,7 @@ from omlx_worker.settings import HTTP_HOST, WorkerSettings
 if TYPE_CHECKING:
     from omlx_worker.control.worker import GenerationWorker
 
-STOP_SECONDS = 5
+ANSWER_SECONDS = 5
 """For answers that are still being written when the worker ends."""
 
 log = logging.getLogger("omlx_worker")
@@ -36,7 +36,7 @@ import os, signal, sys, threading, time
 def end_with_worker():
     sys.stdin.buffer.read()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep({STOP_SECONDS})
+    time.sleep({ANSWER_SECONDS})
     os._exit(1)
 
 threading.Thread(target=end_with_worker, daemon=True).start()

@@ -194,3 +194,9 @@ def test_a_folder_that_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "no checkpoint, for it has no config.json" in result.stderr
+
+
+def test_a_folder_may_have_a_name_that_no_request_could_give(tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    assert "no checkpoint, for it has no config.json" in check(folder).stderr

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omlx_producer.environment import PREFIX, app_folder
 from omlx_producer.program import INTERRUPTED, INVALID, fail
 from omlx_worker.logs import start_logging
-from omlx_worker.options import ModelCommand, require_mlx
+from omlx_worker.options import ModelCommand, read_settings, require_mlx, settings_options
 from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
 
 if TYPE_CHECKING:
@@ -38,28 +37,7 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 
 
 @click.command(cls=ModelCommand)
-@click.option(
-    "-m",
-    "--model",
-    metavar="NAME",
-    default="demo",
-    show_default=True,
-    help="demo, a folder, or a Hugging Face id.",
-)
-@click.option(
-    "--mtp-from", metavar="NAME", help="Take its MTP head from this original, named likewise."
-)
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    envvar=f"{PREFIX}STATE_DIR",
-    default=app_folder,
-    metavar="FOLDER",
-    help="Keeps that head for the next time.",
-)
-@click.option(
-    "--draft-model", metavar="NAME", help="A smaller model that drafts for it, named likewise."
-)
+@settings_options({"model", "mtp_from", "state_dir", "draft_model"})
 @click.option(
     "--rows",
     callback=_listed(1, MOST_ROWS),
@@ -103,31 +81,29 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 def bench(
     report: Path | None,
     share: Path | None,
-    model: str,
+    rows: Sequence[int],
+    depths: Sequence[int | str] | None,
+    context: int,
     tokens: int,
     laps: int,
-    mtp_from: str | None,
-    state_dir: Path,
     **options: Any,
 ) -> None:
     """Measure a model on this machine, beside mlx-lm. Needs no Redis.
 
     All sides take turns with the same prompts. Ctrl-C prints the figures so far.
     """
+    # Nothing is served, so the model needs no name for requests.
+    settings, _ = read_settings({"model_alias": "bench", **options})
     require_mlx()
     from omlx_worker.bench.benchmark import BenchError, Benchmark
     from omlx_worker.bench.laps import Plan
-    from omlx_worker.engine.loading.graft import Graft
+    from omlx_worker.build import graft_of
     from omlx_worker.engine.rows.interface import ModelError
 
-    if mtp_from and options["draft_model"]:
-        fail(
-            INVALID, "--mtp-from: --draft-model drafts in place of a head; leave one of the two out"
-        )
     start_logging("warning")
-    graft = Graft(mtp_from, state_dir) if mtp_from else None
+    model, drafter, graft = settings.model, settings.draft_model, graft_of(settings)
     try:
-        benchmark = Benchmark(model, plan=Plan(laps, tokens), graft=graft, **options)
+        benchmark = Benchmark(model, rows, depths, context, Plan(laps, tokens), drafter, graft)
     except (BenchError, ModelError) as error:
         fail(INVALID, str(error))
     complete = _run(benchmark)
@@ -156,24 +132,14 @@ def _run(benchmark: Benchmark) -> bool:
 def _tell(
     benchmark: Benchmark, model: str, path: Path | None, share: Path | None, complete: bool
 ) -> None:
-    from omlx_worker.bench.report import as_json, machine, print_report, to_share
+    from omlx_worker.bench.report import print_report, report_of, without_names
 
-    where = machine()
-    print_report(benchmark.figures, where, f"{model}, {benchmark.dtype},", benchmark.forms)
+    report = report_of(benchmark, model, complete)
+    print_report(benchmark.figures, report, f"{model}, {benchmark.dtype},", benchmark.forms)
     if path is not None:
-        report = {
-            "what": "omlx-worker bench",
-            "model": model,
-            "dtype": benchmark.dtype,
-            "weights": benchmark.weight_bytes,
-            "command": " ".join(["omlx-worker", *sys.argv[1:]]),
-            "complete": complete,
-            **where,
-            **as_json(benchmark.figures),
-        }
-        _write("--json", path, report)
+        _write("--json", path, report | {"command": " ".join(["omlx-worker", *sys.argv[1:]])})
     if share is not None:
-        _write("--share", share, to_share(benchmark, model, complete))
+        _write("--share", share, without_names(report, benchmark.family))
 
 
 def _write(option: str, path: Path, report: dict[str, Any]) -> None:

@@ -68,37 +68,41 @@ def print_report(
         console.print(str(form), markup=False, highlight=False)
 
 
-def as_json(figures: Sequence[Measured]) -> dict[str, Any]:
+def report_of(benchmark: Benchmark, model: str, complete: bool) -> dict[str, Any]:
     """All figures, and the depth that `auto` settled on by rows, for a file of results."""
+    figures = benchmark.figures
     return {
+        "what": "omlx-worker bench",
+        **machine(),
+        "model": model,
+        "dtype": benchmark.dtype,
+        "weights": benchmark.weight_bytes,
+        "forms": [asdict(form) for form in benchmark.forms],
+        "slow": benchmark.slow,
+        "complete": complete,
         "decoding": [measured.to_json() for measured in figures],
         "auto": {str(m.rows): m.depth for m in figures if m.side == AUTO and m.laps},
     }
 
 
-def to_share(benchmark: Benchmark, model: str, complete: bool) -> dict[str, Any]:
+def without_names(report: Mapping[str, Any], family: str) -> dict[str, Any]:
     """A report for others: it names no user, host or folder.
 
     A model in a folder is named by its family, and of an error only the type is told: its text
     may hold a path.
     """
-    decoding = [measured.to_json() for measured in benchmark.figures]
-    failed = [{**side, "failed": side["failed"].partition(":")[0]} for side in decoding]
-    forms = [asdict(form) for form in benchmark.forms]
-    for form in forms:
-        form["faults"] = {name: why.partition(":")[0] for name, why in form["faults"].items()}
+    in_a_folder = Path(report["model"]).expanduser().exists()
+    faults = [{name: _type(why) for name, why in f["faults"].items()} for f in report["forms"]]
     return {
-        "what": "omlx-worker bench --share",
-        **machine(),
-        "model": f"a {benchmark.family}" if Path(model).expanduser().exists() else model,
-        "dtype": benchmark.dtype,
-        "weights": benchmark.weight_bytes,
-        "forms": forms,
-        "slow": benchmark.slow,
-        "complete": complete,
-        **as_json(benchmark.figures),
-        "decoding": failed,
+        **report,
+        "model": f"a {family}" if in_a_folder else report["model"],
+        "forms": [{**f, "faults": each} for f, each in zip(report["forms"], faults, strict=True)],
+        "decoding": [{**side, "failed": _type(side["failed"])} for side in report["decoding"]],
     }
+
+
+def _type(error: str) -> str:
+    return error.partition(":")[0]
 
 
 def table_of(figures: Sequence[Measured]) -> Table:

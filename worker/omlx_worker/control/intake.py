@@ -24,11 +24,11 @@ from omlx_producer.wire import (
     parse_event,
 )
 from omlx_worker.control.payload import decode_request
-from omlx_worker.engine.rows.interface import Engine
+from omlx_worker.engine.rows.interface import Engine, Size
 from omlx_worker.engine.rows.row import Row
 from omlx_worker.job import ActiveJob, OtherModel
 from omlx_worker.messages import Failed, Stopped
-from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
+from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
 from omlx_worker.queue.quarantine import LONE_DEATHS
 

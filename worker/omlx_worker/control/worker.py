@@ -48,7 +48,7 @@ log = logging.getLogger("omlx_worker.worker")
 POLL_SECONDS = 0.25
 # Between the looks of an idle worker, for jobs that nobody rings for; 100 take 2% of a Redis.
 LOOK_SECONDS = 2.0
-STOP_SECONDS = 5.0
+THREAD_SECONDS = 5.0
 UNREACHABLE = 3
 
 
@@ -351,10 +351,10 @@ class GenerationWorker(RecordedWorker):
         if self._error is None:
             self._admission.give_back()
         self.decode_thread.submit(Stop())
-        if not self.decode_thread.join(0.5 if at_once else STOP_SECONDS):
+        if not self.decode_thread.join(0.5 if at_once else THREAD_SECONDS):
             log.warning("the engine is still busy; ending without it")
             self._traffic.put(Stop())
-        self._publisher.join(0.5 if at_once else STOP_SECONDS)
+        self._publisher.join(0.5 if at_once else THREAD_SECONDS)
         if not at_once:
             self._listen(0)
         try:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import in_units
-from omlx_worker.queue.claim import Size
+from omlx_worker.engine.rows.interface import Size
 
 
 class BytesFor(Protocol):

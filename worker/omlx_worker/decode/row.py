@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from omlx_worker.engine.rows.interface import Size
 from omlx_worker.engine.rows.row import Row
-from omlx_worker.queue.claim import Size
 
 HIGH, DEFAULT, BULK = 0, 1, 2
 """Levels, the best one first."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import CalledProcessError
 
 LABEL = "com.github.omlx-queue.worker"
-RETRY_SECONDS = 30
+RESTART_SECONDS = 30
 
 
 class LaunchAgent:
@@ -57,7 +57,7 @@ class LaunchAgent:
             "StandardErrorPath": str(log),
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
-            "ThrottleInterval": RETRY_SECONDS,
+            "ThrottleInterval": RESTART_SECONDS,
             "ExitTimeOut": stop_seconds,
             # Other types get less of the processors and the disk.
             "ProcessType": "Interactive",

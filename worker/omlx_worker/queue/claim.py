@@ -13,10 +13,6 @@ from omlx_producer.client.outcome import EXPIRED
 MAX_BODY_BYTES = 64 * 2**20
 """The longest payload that is read. The longest prompt fits, with each character as \\uXXXX."""
 
-Size = tuple[int, ...]
-"""The size of a row: tokens to be read, tokens at its end at most, and a third number if its prompt
-is scored."""
-
 Treatment = Literal["run", "alone", "stop", "fail"]
 
 
@@ -35,7 +31,7 @@ class Claim:
         treatment: ``run``, run ``alone``, ``stop`` (it was cancelled) or ``fail`` (it kills its
             workers). See `omlx_worker.queue.quarantine`.
         urgent: claimed before better queues because its queue had waited long enough.
-        sizes: of its rows, once it is ready to run; see `omlx_worker.decode.budget`.
+        sizes: of its rows, once it is ready to run; see `omlx_worker.engine.rows.interface.Size`.
         claimed_at: monotonic seconds.
         produced_at: when its first tokens since then were published; None before.
         choices: that its request asks for, once it is ready to run.
@@ -57,7 +53,7 @@ class Claim:
     deaths: int = 0
     treatment: Treatment = "run"
     urgent: bool = False
-    sizes: tuple[Size, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
     choices: int = 1
     expires_in: float | None = None
     enqueued_at: float | None = None

@@ -23,7 +23,7 @@ from omlx_producer.wire import (
     TokensEvent,
 )
 from omlx_worker.queue.cancelled import clear_up
-from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
+from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.quarantine import FATAL_DEATHS, SUSPECT_DEATHS, in_quarantine
 
@@ -92,7 +92,7 @@ class LeaseTable:
             return list(self._jobs.values())
 
     @property
-    def sizes(self) -> list[Size]:
+    def sizes(self) -> list[tuple[int, ...]]:
         """Those of the rows of jobs that are ready, with their prompts read."""
         return [(0, longest) for claim in self.jobs() for _, longest, *_ in claim.sizes]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 UNIT = "omlx-worker.service"
-RETRY_SECONDS = 30
+RESTART_SECONDS = 30
 
 # KillMode: SIGTERM for the worker alone; its Redis server must outlive it.
 _CONTENT = """\
@@ -52,7 +52,7 @@ class UserUnit:
             folder=_escaped(log.parent),
             environment=" ".join(_quoted(f"{name}={v}") for name, v in environment.items()),
             log=_escaped(log),
-            retry=RETRY_SECONDS,
+            retry=RESTART_SECONDS,
             stop=stop_seconds,
         )
         self.path.parent.mkdir(parents=True, exist_ok=True)
