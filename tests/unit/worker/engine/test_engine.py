@@ -462,7 +462,7 @@ def test_a_row_whose_constraint_is_too_slow_to_follow_says_so(engine: DecodingEn
     emissions = [each for _ in range(3) for each in engine.step()]
 
     row.grammar.slow = False  # it is kept for other tests
-    assert [each.error for each in emissions] == [
+    assert [str(each.error) for each in emissions] == [
         "response_format: the constraint takes too long to follow; make it less ambiguous"
     ]
     assert engine.step() == []
