@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ByteSize
 
@@ -15,77 +16,12 @@ from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.settings import MOST_ROWS, WorkerSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a worker with this model would have. Sizes are in bytes.
+def examine(settings: WorkerSettings) -> dict[str, Any]:
+    """Load a model as a worker would, and say what the worker would have.
 
-    Attributes:
-        engine: ``ragged batch``, or mlx-lm's ``generate_step``, which decodes a row at a time.
-        reason: why it is mlx-lm's.
-        slow: what the ragged batch runs without its fast form.
-        drafts_by: see `Engine.drafters`.
-        draft_depth: drafts a step, at most.
-        head: where the MTP head came from; None if none drafts.
-        head_hint: how to get the head that the model's files lack.
-        no_drafts_because: why nothing drafts.
-        weights: of the model and of what drafts for it.
-        token: of a row's cache for each token.
-        sliding: of a row's cache in layers with a sliding window, at most.
-        state: of a row's recurrent layers.
-        context: tokens of a row, at most.
-        rows: of the full context that fit together, up to `MOST_ROWS`.
-        kernels: which forms of its layers are used on this device, and how fast they are.
-    """
-
-    model: str
-    family: str
-    engine: str
-    reason: str | None
-    slow: list[str]
-    drafts_by: str | None
-    draft_depth: int
-    no_drafts_because: str | None
-    head: str | None
-    head_hint: str | None
-    weights: int
-    token: int
-    sliding: int
-    state: int
-    context: int
-    memory_limit: int
-    rows: int
-    kernels: list[object]
-
-    def __str__(self) -> str:
-        engine = self.engine
-        if self.reason:
-            pace = ", a row at a time," if engine == SerialDecoder.name else ","
-            engine = f"mlx-lm's {engine}{pace} because {self.reason}"
-        drafts = f"up to {self.draft_depth} a step by {self.drafts_by}"
-        cache = [f"{in_units(self.token)} a token"] if self.token else []
-        if self.sliding:
-            cache.append(f"up to {in_units(self.sliding)} a row for sliding windows")
-        if self.state:
-            cache.append(f"{in_units(self.state)} a row for recurrent layers")
-        more = "or more " if self.rows == MOST_ROWS else ""
-        lines = {
-            "model": self.model,
-            "family": self.family,
-            "engine": engine,
-            "slow": "; ".join(self.slow),
-            "drafts": drafts if self.drafts_by else f"none: {self.no_drafts_because}",
-            "head": f"from {self.head}" if self.head else self.head_hint or "",
-            "weights": in_units(self.weights),
-            "cache": " + ".join(cache),
-            "context": f"{self.context} tokens",
-            "rows": f"{self.rows} {more}of the full context fit {in_units(self.memory_limit)}",
-        }
-        told = [*lines.items(), *(("kernel", str(result)) for result in self.kernels)]
-        return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in told if value)
-
-
-def examine(settings: WorkerSettings) -> Report:
-    """Load a model as a worker would.
+    Sizes are in bytes, those of a row's cache under ``token``, ``sliding`` and ``state``. ``rows``
+    of the full ``context`` fit together, up to `MOST_ROWS`. ``reason`` says why the engine is
+    mlx-lm's, ``kernels`` which forms of the layers are used here, and how fast they are.
 
     Raises:
         ModelError: if it does not exist or cannot be loaded.
@@ -93,27 +29,56 @@ def examine(settings: WorkerSettings) -> Report:
     # A prefix cache with a folder would write and delete files beside running workers.
     engine = load_engine(settings.model_copy(update={"prefix_cache": ByteSize(0)}))
     limit = settings.memory_limit or engine.memory_budget
-    row = engine.row_bytes
-    return Report(
-        model=settings.model,
-        family=engine.family,
-        engine=engine.decoder,
-        reason=engine.reason,
-        slow=list(engine.slow),
-        drafts_by=engine.drafters,
-        draft_depth=engine.max_depth,
-        no_drafts_because=_objection(settings, engine),
-        head=engine.head,
-        head_hint=engine.head_hint,
-        weights=engine.weight_bytes,
-        token=row.token,
-        sliding=row.sliding,
-        state=row.state,
-        context=engine.info.context_length,
-        memory_limit=limit,
-        rows=min(_rows(engine, limit), settings.max_batch if settings.fixed_shapes else MOST_ROWS),
-        kernels=list(engine.forms),
-    )
+    most = settings.max_batch if settings.fixed_shapes else MOST_ROWS
+    return {
+        "model": settings.model,
+        "family": engine.family,
+        "engine": engine.decoder,
+        "reason": engine.reason,
+        "slow": list(engine.slow),
+        "drafts_by": engine.drafters,
+        "draft_depth": engine.max_depth,
+        "no_drafts_because": _objection(settings, engine),
+        "head": engine.head,
+        "head_hint": engine.head_hint,
+        "weights": engine.weight_bytes,
+        "token": engine.row_bytes.token,
+        "sliding": engine.row_bytes.sliding,
+        "state": engine.row_bytes.state,
+        "context": engine.info.context_length,
+        "memory_limit": limit,
+        "rows": min(_rows(engine, limit), most),
+        "kernels": list(engine.forms),
+    }
+
+
+def described(found: Mapping[str, Any]) -> str:
+    """What `examine` found, a line each."""
+    engine = found["engine"]
+    if found["reason"]:
+        engine = f"mlx-lm's {engine}, a row at a time, because {found['reason']}"
+    drafts = f"up to {found['draft_depth']} a step by {found['drafts_by']}"
+    per_row = {
+        "token": "{} a token",
+        "sliding": "up to {} a row for sliding windows",
+        "state": "{} a row for recurrent layers",
+    }
+    cache = (text.format(in_units(found[name])) for name, text in per_row.items() if found[name])
+    rows = f"{found['rows']} or more" if found["rows"] == MOST_ROWS else found["rows"]
+    lines = {
+        "model": found["model"],
+        "family": found["family"],
+        "engine": engine,
+        "slow": "; ".join(found["slow"]),
+        "drafts": drafts if found["drafts_by"] else f"none: {found['no_drafts_because']}",
+        "head": f"from {found['head']}" if found["head"] else found["head_hint"],
+        "weights": in_units(found["weights"]),
+        "cache": " + ".join(cache),
+        "context": f"{found['context']} tokens",
+        "rows": f"{rows} of the full context fit {in_units(found['memory_limit'])}",
+    }
+    told = [*lines.items(), *(("kernel", str(result)) for result in found["kernels"])]
+    return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in told if value)
 
 
 def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:

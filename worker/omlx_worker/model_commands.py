@@ -31,13 +31,13 @@ def check(as_json: bool, **options: Any) -> None:
     settings, _ = read_settings({"model_alias": "check", **options})
     start_logging("warning")
     require_mlx()
-    from omlx_worker.check import examine
+    from omlx_worker.check import described, examine
 
     try:
         found = examine(settings)
     except ModelError as error:
         fail(INVALID, str(error))
-    write(json.dumps(asdict(found)) + "\n" if as_json else str(found))
+    write(json.dumps(found, default=asdict) + "\n" if as_json else described(found))
 
 
 @click.command()
