@@ -34,9 +34,9 @@ def _names_in(text: str) -> str:
     for name, key in KEYS.items():
         if not re.search(rf"\b{name}\b", text):
             continue
-        form = re.sub("<([a-z]+)>", r"' .. \1 .. '", f"'{key}'").removesuffix(" .. ''")
-        places = ", ".join(key.places)
-        function = f"local function {name}({places}) return {form} end"
+        form = re.sub("<([a-z]+)>", r"' .. \1 .. '", f"'{key.form}'").removesuffix(" .. ''")
+        places = re.findall("<([a-z]+)>", key.form)
+        function = f"local function {name}({', '.join(places)}) return {form} end"
         lines.append(function if places else f"local {name} = {form}")
     return "\n".join(lines)
 

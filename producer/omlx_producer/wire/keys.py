@@ -13,22 +13,19 @@ class Key(str):
     'omlx:events:j1'
 
     Attributes:
+        form: with places such as ``<id>`` for the names.
         type: what Redis holds there, as docs/wire.md calls it.
-        places: what is named, in order.
     """
 
+    form: str
     type: str
-    places: list[str]
-    _form: str
+
+    __call__ = str.format
 
     def __new__(cls, form: str, type: str) -> Self:
-        self = super().__new__(cls, form)
-        self.type, self.places = type, re.findall("<([a-z]+)>", form)
-        self._form = re.sub("<[a-z]+>", "{}", form)
+        self = super().__new__(cls, re.sub("<[a-z]+>", "{}", form))
+        self.form, self.type = form, type
         return self
-
-    def __call__(self, *names: str) -> str:
-        return self._form.format(*names)
 
 
 MODELS_KEY = Key("omlx:models", "hash")

@@ -21,7 +21,7 @@ def test_the_page_of_the_wire_describes_every_key() -> None:
         for name in re.findall("`([^`]*)`", names)
         if not name.startswith("rq:")
     }
-    assert described == {str(key): key.type for key in KEYS.values()}
+    assert described == {key.form: key.type for key in KEYS.values()}
 
 
 def test_a_key_is_called_with_what_it_belongs_to() -> None:
