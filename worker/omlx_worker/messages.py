@@ -13,10 +13,11 @@ from queue import SimpleQueue
 from typing import Self
 
 from omlx_producer.errors import InvalidRequest, one_line
-from omlx_producer.wire import FailedEvent
+from omlx_producer.wire import CancelledEvent, FailedEvent
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.ending import Ending
 
 # Reasons why a job leaves before it has finished.
 
@@ -39,11 +40,12 @@ class Failed:
         """The end of a job whose request can never be served."""
         return cls(one_line(str(error)), False, "invalid_request", error.field or "")
 
-    def event(self, job_id: str, n: int) -> FailedEvent:
-        """The terminal event after ``n`` tokens."""
-        return FailedEvent(
+    def ending(self, job_id: str, n: int) -> Ending:
+        """The ending after ``n`` tokens."""
+        event = FailedEvent(
             job_id=job_id, n=n, error=self.sentence, code=self.code, field=self.field
         )
+        return Ending("failed", event, retry=self.retry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class Stopped:
     """The job was stopped on request."""
 
     sentence: str
+
+    def ending(self, job_id: str, n: int) -> Ending:
+        """The ending after ``n`` tokens."""
+        return Ending("stopped", CancelledEvent(job_id=job_id, n=n, error=self.sentence))
 
 
 @dataclass(frozen=True, slots=True)

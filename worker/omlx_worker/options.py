@@ -90,7 +90,7 @@ def read_settings(options: Mapping[str, Any]) -> tuple[WorkerSettings, Container
 
     A wrong one ends the program with a sentence.
     """
-    given = {name: value for name, value in options.items() if value not in (None, ())}
+    given = {name: value for name, value in options.items() if value is not None}
     try:
         return WorkerSettings(**given), given
     except ValidationError as error:
@@ -135,7 +135,6 @@ def _option(name: str, section: str) -> Callable[..., Any]:
         attributes["type"] = click.Choice(get_args(kind))
     else:
         attributes["type"] = click.Path() if kind is Path else str
-        attributes["multiple"] = get_origin(kind) is frozenset
         attributes["metavar"] = _METAVARS.get(name) or _METAVARS.get(kind, "NAME")
     help_text = field.description
     if default:

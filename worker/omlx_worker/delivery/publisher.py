@@ -20,7 +20,7 @@ from typing import TypeVar
 from redis.exceptions import RedisError
 
 from omlx_producer.outage import LongCall, Outage, passes
-from omlx_producer.wire import CancelledEvent, InvalidRequest, TokensEvent
+from omlx_producer.wire import InvalidRequest, TokensEvent
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
@@ -241,12 +241,8 @@ class Publisher:
             job = self._jobs.get(claim)
             sent = job.sent if job else claim.streamed
             match drop.reason:
-                case Failed() as failed:
-                    event = failed.event(claim.id, sent)
-                    endings.append((claim, Ending("failed", event, retry=failed.retry)))
-                case Stopped(sentence):
-                    cancelled = CancelledEvent(job_id=claim.id, n=sent, error=sentence)
-                    endings.append((claim, Ending("stopped", cancelled)))
+                case Failed() | Stopped() as reason:
+                    endings.append((claim, reason.ending(claim.id, sent)))
                 case GivenBack() | Lost():
                     self._leave(claim, "lost")
         self._finish(endings)
@@ -259,12 +255,9 @@ class Publisher:
         jobs = [self._jobs[claim] for claim in claims if claim in self._jobs]
         progress = [(job, event) for job in jobs if (event := self._make(job, job.take_event))]
         self._append(progress)
-        self._put_back([claim for claim in claims if self._leases.holds(claim)])
-
-    def _put_back(self, claims: Sequence[Claim]) -> None:
-        if claims:
-            self._insist(lambda: self._leases.give_back(claims))
-        for claim in claims:
+        if held := [claim for claim in claims if self._leases.holds(claim)]:
+            self._insist(lambda: self._leases.give_back(held))
+        for claim in held:
             self._leave(claim, "given back")
 
     def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:

@@ -43,7 +43,7 @@ def finished(job: ActiveJob) -> Ending:
     if (size := len(ending.payload) // 4 * 3) > MAX_RESULT_BYTES:
         remedy = "ask for fewer choices or fewer tokens"
         refused = InvalidRequest("request", f"its answers {too_long(size)}", remedy)
-        return Ending("failed", Failed.refusing(refused).event(job.id, event.n), retry=False)
+        return Failed.refusing(refused).ending(job.id, event.n)
     return ending
 
 

@@ -57,7 +57,7 @@ def install(**options: Any) -> None:
     require_mlx()
     manager, path = _manager(), _folder() / DOTENV
     with _failures_told(manager):
-        if not path.exists() or any(value not in (None, ()) for value in options.values()):
+        if not path.exists() or any(value is not None for value in options.values()):
             _write(path, read_settings(options)[0])
         seconds = math.ceil(_read(path).drain_timeout) + RESULTS_SECONDS
         program = [sys.executable, "-m", "omlx_worker", "run", "--log-file", str(_log())]
