@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from omlx_worker.queue import lua as scripts
+from omlx_producer import lua as scripts
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable
 from omlx_worker.queue.upkeep import Upkeep

@@ -74,15 +74,15 @@ def work(orders: Orders) -> None:
         build.load_engine = lambda _: points.watched(
             FakeEngine(orders.max_rows, orders.step_seconds)
         )
-    refuse = connection.unreachable
+    told = connection.redis_error
 
-    def unreachable(url: str, error: Exception) -> str:
+    def redis_error(error: Exception, *where: str) -> str:
         if not isinstance(error, RedisGone):
             logging.info("there is no server yet: %s", error)
             os._exit(UNREACHED)
-        return refuse(url, error)
+        return told(error, *where)
 
-    connection.unreachable = unreachable
+    connection.redis_error = redis_error
     settings = WorkerSettings(
         model="demo" if orders.demo else "fake",
         model_alias="fake",

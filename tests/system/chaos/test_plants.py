@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from omlx_producer.wire import ChoiceDelta, events_key
-from omlx_producer.wire.events import Place
+from omlx_producer.wire.events import ReadChoice
 from tests.helpers.leases import roll_back
 from tests.helpers.redis_server import cut_readers
 from tests.system.chaos.consumers import Consumer
@@ -89,12 +89,12 @@ def read_a_stream_that_is_written_again(place: World) -> None:
 def test_a_consumer_that_takes_an_overlapping_event_whole_is_seen(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def whole(had: Place, delta: ChoiceDelta) -> ChoiceDelta:
+    def whole(had: ReadChoice, delta: ChoiceDelta) -> ChoiceDelta:
         had.tokens, had.text = delta.start + len(delta.tokens), delta.offset + len(delta.text)
         had.digest = delta.digest
         return delta
 
-    monkeypatch.setattr(Place, "go_on", whole)
+    monkeypatch.setattr(ReadChoice, "go_on", whole)
     with world(nursery, tmp_path) as place:
         place.jobs = [submit(place.connection, "hello", max_completion_tokens=80)]
         read_a_stream_that_is_written_again(place)

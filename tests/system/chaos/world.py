@@ -13,8 +13,8 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
+from omlx_producer import lua as scripts
 from omlx_producer.wire.keys import BATCHES_KEY
-from omlx_worker.queue import lua as scripts
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.system.chaos.consumers import Consumer
 from tests.system.chaos.invariants import (
