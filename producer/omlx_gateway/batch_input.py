@@ -89,12 +89,12 @@ class BatchInput:
                 if len(errors) == MAX_ERRORS:
                     continue
                 if isinstance(row, BadRow):
-                    errors.append(batch_error(row.code, row.reason, row.line))
+                    errors.append(batch_error(row.code, row.reason, row.line, row.field))
                 elif models is not None and row.request.model not in models:
                     message = f"{place_of(row.line, row.custom_id)}: model: got "
                     message += f"{row.request.model!r}; this API key may use "
                     message += ", ".join(models)
-                    errors.append(batch_error("model_not_allowed", message, row.line))
+                    errors.append(batch_error("model_not_allowed", message, row.line, "model"))
         if count > MAX_ROWS:
             message = f"the input has more than {MAX_ROWS} rows; split it"
             errors.insert(0, batch_error("too_many_rows", message))
@@ -123,6 +123,8 @@ class BatchInput:
         return record
 
 
-def batch_error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
+def batch_error(
+    code: str, message: str, line: int | None = None, field: str = ""
+) -> dict[str, Any]:
     """An entry of a batch's ``errors``, in OpenAI's form."""
-    return {"code": code, "message": message, "line": line, "param": None}
+    return {"code": code, "message": message, "line": line, "param": field or None}

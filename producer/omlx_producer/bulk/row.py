@@ -81,6 +81,7 @@ class BadRow:
     Attributes:
         code: one of `REFUSED`, or `NO_MODEL`.
         own_id: whether no other row has its custom_id; otherwise its line identifies it.
+        field: that is wrong; "" if it is none.
     """
 
     line: int
@@ -89,6 +90,7 @@ class BadRow:
     reason: str
     digest: str
     own_id: bool
+    field: str = ""
 
     @property
     def key(self) -> str:
@@ -131,7 +133,7 @@ class RowResult:
     """The end of a row: an OpenAI response body, or a code and a sentence.
 
     Attributes:
-        field: of the request that a worker refuses; "" of anything else.
+        field: that is refused; "" if it is none.
         written: its output line as a worker wrote it; empty if none did.
     """
 
@@ -159,7 +161,7 @@ class RowResult:
     @classmethod
     def of_bad(cls, row: BadRow) -> RowResult:
         """The result of a row that has no job."""
-        return cls(row, "", code=row.code, reason=row.reason)
+        return cls(row, "", code=row.code, reason=row.reason, field=row.field)
 
     @classmethod
     def of_line(cls, row: Row, line: bytes) -> RowResult:

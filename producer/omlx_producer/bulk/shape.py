@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from string import Formatter
 from typing import Any, Literal, get_args
 
@@ -346,8 +347,9 @@ class RowMaker:
             code = "unparsable" if custom_id is None else "invalid_request"
             if isinstance(error, ModelNotFound):
                 code = NO_MODEL
-            reason = error.told(error.field)
-            return _bad(record, custom_id, code, reason, own_id=custom_id is not None)
+            reason, own_id = error.told(error.field), custom_id is not None
+            bad = _bad(record, custom_id, code, reason, own_id=own_id)
+            return replace(bad, field=error.field or "")
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
         return Row(custom_id, record.line, request, digest, columns)

@@ -69,20 +69,15 @@ class GenerationRequest(RequestPart):
     """One generation request.
 
     A field that is null counts as not given. Fields of OpenAI that change nothing here are accepted
-    and dropped; see `omlx_producer.wire.openai_fields`.
+    and dropped; see `omlx_producer.wire.openai_fields`. `omlx_producer.wire.remedy` makes the words
+    of the limits, and scripts/request_fields.py the keywords of `submit` and the table of usage.md.
 
     Sampling fields left at ``None`` take the values of the model's ``generation_config.json``, then
     OpenAI's defaults. ``top_p``, ``min_p`` and ``top_k`` filter the untempered distribution, as
     mlx-lm's `make_sampler` does. The penalties count the prompt and all generated tokens.
 
-    Without ``max_completion_tokens`` a chat may fill the context, up to the worker's own limit, and
-    a prompt gets `DEFAULT_MAX_TOKENS`.
-
-    The worker makes a missing seed from the job id, so a retry gives the same text. ``draft_depth``
-    limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
-    text of a seeded request. ``cache: false`` reads the whole prompt, also what the worker keeps of
-    prompts with the same prefix. Requests share such prefixes only with requests of the same
-    ``cache_salt``. A job that is not finished ``completion_window`` after its submission fails.
+    The worker makes a missing seed from the job id, so a retry gives the same text. Drafts change
+    neither the distribution nor the text of a seeded request.
 
     ``prompt_logprobs`` scores the prompt, as ``echo`` with ``logprobs`` does; then
     ``max_completion_tokens`` may be 0, and ``n`` must be 1.

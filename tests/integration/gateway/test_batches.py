@@ -133,6 +133,7 @@ def test_a_wrong_input_fails_with_the_numbers_of_its_lines(
     words = ("custom_id", "url", "temperature", "nobody", "body", "custom_id", "values")
     for error, word in zip(failed.errors.data, words, strict=True):
         assert word in (error.message or "")
+    assert [error.param for error in failed.errors.data[2:4]] == ["temperature", "model"]
     assert not connection.keys("omlx:batch:*:*")
 
 

@@ -123,6 +123,7 @@ def test_an_error_of_a_row_names_its_id_and_its_columns(
     bad = make(value, raw=raw, **shape)
     assert isinstance(bad, BadRow)
     assert bad.reason.startswith(reason)
+    assert f": {bad.field}: " in bad.reason
 
 
 @pytest.mark.parametrize(
