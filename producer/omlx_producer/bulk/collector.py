@@ -374,26 +374,6 @@ class Collector:
         self._durable = []
 
 
-def drive(
-    collector: Collector,
-    signals: StopSignals,
-    on_turn: Callable[[], None],
-    *,
-    patience: float = PATIENCE_SECONDS,
-) -> bool:
-    """Turn a collector until nothing is left to do; see `turns`.
-
-    Args:
-        on_turn: called after each turn.
-
-    Returns:
-        True at the end of the rows, False after an interrupt.
-    """
-    for _ in turns(collector, signals, patience=patience):
-        on_turn()
-    return not collector.stopped
-
-
 def turns(
     collector: Collector, signals: StopSignals, *, patience: float = PATIENCE_SECONDS
 ) -> Iterator[None]:

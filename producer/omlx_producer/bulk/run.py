@@ -11,7 +11,7 @@ import click
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.collector import Collector, drive
+from omlx_producer.bulk.driver import Driver
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
@@ -22,8 +22,7 @@ from omlx_producer.bulk.output import (
     real_path,
     require_run_output,
 )
-from omlx_producer.bulk.plan import balanced
-from omlx_producer.bulk.progress import Progress, Show, say_ignored, say_skipped
+from omlx_producer.bulk.progress import Show, say_ignored, say_skipped
 from omlx_producer.errors import InvalidRequest, JobCancelled
 from omlx_producer.signals import StopSignals
 
@@ -98,22 +97,14 @@ def run_here(
             if earlier is not None:
                 _require_agreement(options, earlier, target, replace_results)
             target.store.remember(options.settings)
-        run = Run(
-            client,
-            options,
-            source,
-            target,
-            style=progress,
-            only_failures=only_failures,
-            refused_too=refused_too,
-        )
+        run = Run(client, options, source, target, only_failures, refused_too, progress)
         finished = run.go(ordered=ordered)
         failures = target.store.failures(seen=source.whole)
         return Ended(finished, failures, run.cancelled)
 
 
 class Run:
-    """Takes the rows of an input through a batch into an output, and shows how far it is."""
+    """The rows of an input on their way into an output."""
 
     def __init__(
         self,
@@ -121,10 +112,9 @@ class Run:
         options: RunOptions,
         source: Input,
         target: Output,
-        *,
-        style: Show,
         only_failures: bool,
         refused_too: bool,
+        show: Show,
     ) -> None:
         self._options = options
         self._source = source
@@ -132,39 +122,38 @@ class Run:
         self._only_failures = only_failures
         self._seconds_before = target.store.seconds
         store = target.store
-        self._progress = Progress(client.connection, store.run, style, errors_path(target.path))
-        self._meter = self._progress.meter
-        self._meter.total = source.estimate(store if only_failures else None)
-        self._meter.ignored = source.ignored
-        rows = source.rows(store, only_failures=only_failures, refused_too=refused_too)
-        self._collector = Collector(
-            client.connection,
+        self._driver = Driver(
+            client,
+            options,
+            source,
             store.run,
-            balanced(rows),
+            source.rows(store, only_failures=only_failures, refused_too=refused_too),
             Guard(target, source.constraint, proven=store.count("results") > 0),
-            window=options.window,
-            priority=options.priority,
-            job_timeout=options.job_timeout,
-            on_results=self._progress.count,
-            rerun_failures=only_failures,
+            show=show,
+            errors=errors_path(target.path),
+            only_failures=only_failures,
         )
+        self._driver.meter.total = source.estimate(store if only_failures else None)
 
     @property
     def cancelled(self) -> str:
         """See `Collector.cancelled`."""
-        return self._collector.cancelled
+        return self._driver.collector.cancelled
 
     def go(self, *, ordered: bool) -> bool:
         """Run all rows and finish the files; False after an interrupt."""
-        signals, finished = StopSignals(), False
+        signals, finished, collector = StopSignals(), False, self._driver.collector
         try:
             with signals.caught():
-                finished = drive(self._collector, signals, self._show)
+                for _ in self._driver.turns(signals):
+                    if self._seconds - self._target.store.seconds > SAVE_SECONDS:
+                        self._target.store.spent(self._seconds)
+                finished = not collector.stopped
                 if finished:
                     self._finish(ordered)
         except InvalidRequest:
             with contextlib.suppress(RedisError):
-                self._collector.abandon()
+                collector.abandon()
             raise
         finally:
             self._show_end(finished)
@@ -179,38 +168,22 @@ class Run:
         with source.kept_records(target.store) as records:
             target.finish(ordered=ordered, whole=source.whole, form=form, source=records)
         if source.whole and not self._only_failures:
-            self._collector.sweep()
+            self._driver.collector.sweep()
             target.say_gone()
         say_skipped(source.skipped)
 
-    def _show(self) -> None:
-        """Show the current state, and note how long the run has taken."""
-        meter, seen = self._meter, self._source.seen
-        meter.before = seen.done
-        if not self._only_failures:
-            meter.total = max(meter.total, seen.rows) if meter.total else None
-        self._progress.show(self._source.models, self._collector.in_flight)
-        if self._seconds - self._target.store.seconds > SAVE_SECONDS:
-            self._target.store.spent(self._seconds)
-
     def _show_end(self, finished: bool) -> None:
-        """Show the summary."""
-        meter, seen, target = self._meter, self._source.seen, self._target
-        meter.before = seen.done
-        if finished:
-            meter.total = None if self._only_failures else seen.rows
-        meter.failed_before = 0 if self._only_failures else seen.failed
-        meter.now = None
+        meter, target = self._driver.meter, self._target
         with contextlib.suppress(OSError):
             target.store.spent(self._seconds)
         if self._seconds_before:
             meter.overall = (target.store.totals(), target.store.seconds)
         meter.files = target.rows()
-        self._progress.end()
+        self._driver.end(finished=finished)
 
     @property
     def _seconds(self) -> float:
-        return self._seconds_before + self._meter.seconds
+        return self._seconds_before + self._driver.meter.seconds
 
 
 def detach(client: Client, options: RunOptions, given: Given | None = None) -> Batch:

@@ -8,12 +8,11 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.collector import Collector, turns
+from omlx_producer.bulk.driver import Driver
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
-from omlx_producer.bulk.plan import balanced
-from omlx_producer.bulk.progress import Progress, Show
+from omlx_producer.bulk.progress import Show
 from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.bulk.store import new_run_id
 from omlx_producer.errors import JobCancelled
@@ -43,31 +42,22 @@ def stream_results(
     models, run, arrived = client.models(), new_run_id(), Arrived()
     options = options.with_default_model(models, None)
     with Input.open(options, models, given) as source:
-        shown = Progress(client.connection, run, progress)
-        shown.meter.total = source.estimate()
-        rows = source.all_rows()
-        collector = Collector(
-            client.connection,
-            run,
-            balanced(arrived.expect(rows) if ordered else rows),
-            arrived,
-            window=options.window,
-            priority=options.priority,
-            job_timeout=options.job_timeout,
-            on_results=shown.count,
-        )
+        rows, finished = source.all_rows(), False
+        if ordered:
+            rows = arrived.expect(rows)
+        driver = Driver(client, options, source, run, rows, arrived, show=progress)
+        driver.meter.total = source.estimate()
         try:
-            for _ in turns(collector, StopSignals()):
-                shown.show(source.models, collector.in_flight)
+            for _ in driver.turns(StopSignals()):
                 yield from arrived.take()
-            if collector.cancelled:
-                raise JobCancelled(f"batch-{run}", collector.cancelled)
-            shown.meter.total = source.seen.rows
+            if driver.collector.cancelled:
+                raise JobCancelled(f"batch-{run}", driver.collector.cancelled)
+            finished = True
         finally:
-            if collector.busy:
+            if driver.collector.busy:
                 with contextlib.suppress(RedisError):
-                    collector.abandon()
-            shown.end()
+                    driver.collector.abandon()
+            driver.end(finished=finished)
 
 
 class Arrived:

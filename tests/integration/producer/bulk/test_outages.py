@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from omlx_producer.bulk import collector as collector_module
-from omlx_producer.bulk.collector import Collector, drive
+from omlx_producer.bulk.collector import Collector, turns
 from omlx_producer.signals import StopSignals
 from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
 from tests.helpers.redis_server import RedisServer
@@ -48,7 +48,8 @@ def test_a_server_that_comes_back_empty_gets_its_rows_again(
                 private_server.start()
 
         with running_worker(url, max_rows=4, step_seconds=0.005):
-            assert drive(collector, StopSignals(), kill_once)
+            for _ in turns(collector, StopSignals()):
+                kill_once()
         assert sink.names == names(wanted)
 
 
@@ -58,7 +59,7 @@ def test_a_server_that_stays_away_ends_the_run(private_server: RedisServer) -> N
         collector.turn(0.01)
         private_server.kill()
         with pytest.raises(redis.ConnectionError):
-            drive(collector, StopSignals(), lambda: None, patience=0.3)
+            list(turns(collector, StopSignals(), patience=0.3))
 
 
 def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
@@ -69,12 +70,11 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
         signals = StopSignals()
         collector = Collector(connection, RUN, rows(3), Kept())
 
-        def allow_writes() -> None:
+        for _ in turns(collector, signals):
             connection.config_set("min-replicas-to-write", 0)
             if connection.llen(WAITING) == 3 and not signals.asked:
                 signals.receive(signal.SIGINT)
-
-        assert not drive(collector, signals, allow_writes)
+        assert collector.stopped
     said = capsys.readouterr().err
     assert "Redis is unavailable" in said
     assert "NOREPLICAS" in said
@@ -83,11 +83,7 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
 def test_a_server_that_refuses_ends_the_run(connection: redis.Redis) -> None:
     connection.set(WAITING, "of another kind")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        drive(
-            Collector(connection, RUN, rows(3), Kept()),
-            StopSignals(),
-            lambda: pytest.fail("it waits"),
-        )
+        next(turns(Collector(connection, RUN, rows(3), Kept()), StopSignals()))
 
 
 def test_an_interrupt_while_the_server_is_away_ends_the_run_at_once(
@@ -99,4 +95,4 @@ def test_an_interrupt_while_the_server_is_away_ends_the_run_at_once(
         private_server.kill()
         signals.receive(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            drive(collector, signals, lambda: pytest.fail("it waits"))
+            next(turns(collector, signals))

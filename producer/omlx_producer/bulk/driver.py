@@ -1,0 +1,79 @@
+"""What all runs do: rows go through a batch into a sink, and somebody is shown how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from omlx_producer.bulk.collector import Collector, Sink, turns
+from omlx_producer.bulk.input import Client, Input
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.plan import balanced
+from omlx_producer.bulk.progress import Progress, Show
+from omlx_producer.bulk.row import BadRow, Row
+from omlx_producer.signals import StopSignals
+
+
+class Driver:
+    """Takes the rows of a run into a sink.
+
+    Args:
+        run: its id.
+        rows: of the source, those to run.
+        errors: the file of errors, for what is shown.
+        only_failures: whether they have failed before, and the others of the source do not count.
+
+    Attributes:
+        meter: what is shown.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        options: RunOptions,
+        source: Input,
+        run: str,
+        rows: Iterable[Row | BadRow],
+        sink: Sink,
+        *,
+        show: Show,
+        errors: Path | None = None,
+        only_failures: bool = False,
+    ) -> None:
+        self._source = source
+        self._only_failures = only_failures
+        self._progress = Progress(client.connection, run, show, errors)
+        self.meter = self._progress.meter
+        self.meter.ignored = source.ignored
+        self.collector = Collector(
+            client.connection,
+            run,
+            balanced(rows),
+            sink,
+            window=options.window,
+            priority=options.priority,
+            job_timeout=options.job_timeout,
+            on_results=self._progress.count,
+            rerun_failures=only_failures,
+        )
+
+    def turns(self, signals: StopSignals) -> Iterator[None]:
+        """Turn the collector until nothing is left to do, and show each turn; see `turns` there."""
+        meter, seen = self.meter, self._source.seen
+        for _ in turns(self.collector, signals):
+            meter.before = seen.done
+            if not self._only_failures:
+                meter.total = max(meter.total, seen.rows) if meter.total else None
+            self._progress.show(self._source.models, self.collector.in_flight)
+            yield
+
+    def end(self, *, finished: bool) -> None:
+        """Show the summary."""
+        meter, seen = self.meter, self._source.seen
+        meter.before = seen.done
+        if not self._only_failures:
+            meter.failed_before = seen.failed
+        if finished:
+            meter.total = None if self._only_failures else seen.rows
+        meter.now = None
+        self._progress.end()
