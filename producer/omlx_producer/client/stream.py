@@ -150,11 +150,7 @@ class Follower:
         self.job_id = job_id
         self.key = events_key(job_id)
         self.after = f"{cursor}-0"
-        self.looks, self.early = True, False
-
-    @property
-    def over(self) -> bool:
-        return self._delivered.over
+        self.over, self.looks, self.early = False, True, False
 
     def ask(self, pipe: Any) -> Any:
         """Queue the commands of a look."""
@@ -212,7 +208,9 @@ class Follower:
     def _take(self, items: Iterable[bytes | Outcome]) -> Iterator[JobEvent]:
         try:
             for item in items:
-                if (event := self._delivered.take(item)) is not None:
+                event = self._delivered.take(item)
+                self.over = self._delivered.over
+                if event is not None:
                     yield event
         except _Gap:
             self.after, self.looks = f"{self._delivered.base}-0", True
