@@ -120,7 +120,8 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     batch, fields = _batch_of(request), new.fields(owner)
     with _open_input(request, new.input_file_id) as content:
         _require_quota(request, content)
-        if not batch.begin(fields):
+        begun = batch.begin(fields)
+        if not begun:
             return _known(batch, fields, owner)
         now = time.time()
         connection.zadd(BATCHES_INDEX, {index_entry(owner, now, f"batch_{batch.run}"): 0})
@@ -133,10 +134,10 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
             except InvalidRequest as error:
                 errors = [batch_error("invalid_request", api_error(error).message)]
         if errors:
-            batch.fail(json.dumps(errors))
+            batch.fail(begun, json.dumps(errors))
         else:
             with source.rows() as rows, contextlib.suppress(JobCancelled):
-                batch.upload(rows)
+                batch.upload(rows, begun)
     return _document(*find(connection, f"batch_{batch.run}", owner))
 
 

@@ -181,29 +181,31 @@ class Batch:
         """A batch with a new id."""
         return cls(connection, f"batch-{new_run_id()}")
 
-    def begin(self, fields: Mapping[str, Any]) -> bool:
+    def begin(self, fields: Mapping[str, Any]) -> str:
         """Make a batch with this id; fill it with `upload`.
 
         Args:
             fields: of its hash in Redis.
 
         Returns:
-            False if there is one, and nothing is changed. An upload that was killed is replaced.
+            When it was made, by which an upload knows that another one has taken its place. Empty
+            if there is one, and nothing is changed; an upload that was killed is replaced.
         """
-        now = server_time(self.connection)
+        now = str(server_time(self.connection))
         args: list[Any] = [self.run, now, UPLOAD_SECONDS, ALIVE_SECONDS]
         usual = {WIRE_FIELD: WIRE_VERSION, "priority": "bulk", "job_timeout": JOB_SECONDS}
         for each in (usual | dict(fields)).items():
             args += each
-        return bool(load(self.connection, "begin")(args=args))
+        return now if load(self.connection, "begin")(args=args) else ""
 
-    def fail(self, errors: str) -> None:
+    def fail(self, begun: str, errors: str) -> None:
         """End a batch that is not uploaded, for its input is wrong.
 
         Args:
+            begun: when it was made, see `begin`.
             errors: what is wrong with it, as JSON.
         """
-        load(self.connection, "refuse")(args=[self.run, errors])
+        load(self.connection, "refuse")(args=[self.run, begun, errors])
 
     @property
     def run(self) -> str:
@@ -232,11 +234,14 @@ class Batch:
         """A hash: rows that have a job, by number."""
         return batch_running_key(self.run, queue)
 
-    def upload(self, rows: Iterable[Row | BadRow]) -> int:
+    def upload(self, rows: Iterable[Row | BadRow], begun: str | None = None) -> int:
         """Fill a new batch and open it to workers; returns how many rows it has.
 
         Rows are numbered from 1. None runs before the end of the upload. What a killed upload
         leaves behind expires.
+
+        Args:
+            begun: when the batch was made, see `begin`; None for as it is.
 
         Raises:
             UnknownJob: if the batch has expired meanwhile, or another upload has its place; no row
@@ -246,13 +251,14 @@ class Batch:
         count, queues = 0, dict[str, None]()
         stored: Any = self.connection.hmget(self.key, "priority", "created_at")
         priority: Any = str_if_bytes(stored[0] or "bulk")
+        created_at = begun or str_if_bytes(stored[1] or "")
         with self.kept(queues):
             for entries in _in_chunks(rows):
                 for _, row in entries:
                     if isinstance(row, Row):
                         queues[queue_name(row.request.model, priority)] = None
-                count = self._write(entries, count, priority, queues, stored[1])
-        args = [self.run, stored[1] or "", count, *queues]
+                count = self._write(entries, count, priority, queues, created_at)
+        args = [self.run, created_at, count, *queues]
         self._require_uploaded(load(self.connection, "open")(args=args))
         self._ring(queues, count)
         return count
@@ -302,7 +308,7 @@ class Batch:
         count: int,
         priority: Priority,
         queues: Iterable[str],
-        created_at: bytes | None,
+        created_at: str,
     ) -> int:
         """Add numbered rows to ``count`` others; returns how many there are then.
 
@@ -314,7 +320,7 @@ class Batch:
             with self.connection.pipeline() as pipe, contextlib.suppress(WatchError):
                 pipe.watch(self.key)  # type: ignore[no-untyped-call]
                 found: Any = pipe.hmget(self.key, "created_at", "state", "rows")
-                self._require_uploaded(found[1] if found[0] == created_at else None)
+                self._require_uploaded(found[1] if found[0] == created_at.encode() else None)
                 if int(found[2] or 0) == end:
                     return end
                 pipe.multi()

@@ -166,12 +166,12 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._upload = queue_batch.Batch.upload
         self.begun, self.goes_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(queue_batch.Batch, "upload", lambda batch, rows: self(batch, rows))
+        monkeypatch.setattr(queue_batch.Batch, "upload", lambda *given: self(*given))
 
-    def __call__(self, batch: queue_batch.Batch, rows: Iterable[Any]) -> int:
+    def __call__(self, batch: queue_batch.Batch, rows: Iterable[Any], begun: str) -> int:
         self.begun.set()
         assert self.goes_on.wait(20)
-        return self._upload(batch, rows)
+        return self._upload(batch, rows, begun)
 
 
 @pytest.fixture

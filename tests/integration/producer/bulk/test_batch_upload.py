@@ -81,6 +81,20 @@ def test_an_upload_that_slept_adds_nothing_to_the_one_that_has_its_place(
     assert sorted(int(row.split()[0]) for row in waiting) == [1, 2, 3, 4, 5]
 
 
+def test_an_upload_that_slept_before_its_first_row_is_none_of_the_one_in_its_place(
+    connection: redis.Redis,
+) -> None:
+    batch = Batch.new(connection)
+    slept = batch.begin({})
+    connection.expire(batch.key, UPLOAD_SECONDS - ALIVE_SECONDS)
+    begun = batch.begin({})
+    batch.fail(slept, "[]")
+    with pytest.raises(UnknownJob, match="run it again"):
+        batch.upload(rows(5), slept)
+    assert batch.upload(rows(5), begun) == 5
+    assert connection.llen(batch.waiting_key(QUEUE)) == 5
+
+
 def test_a_batch_is_made_though_the_answer_is_lost(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
