@@ -270,6 +270,33 @@ async def test_an_event_that_overlaps_what_an_async_consumer_had_is_trimmed(
     assert text_of(events) == "a b c d "
 
 
+async def test_an_async_consumer_does_not_wait_for_one_that_had_more_before_a_loss(
+    redis_url: str, connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    for text in ("a ", "b ", "c "):
+        worker.step(text)
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        first, second = AsyncTokenStream(client, job.id), AsyncTokenStream(client, job.id)
+        for _ in range(3):
+            await anext(first)
+        ahead = asyncio.ensure_future(anext(first))
+        while blocked(connection) == 0:
+            await asyncio.sleep(0.01)
+        roll_back(connection, events_key(job.id), 1)
+        assert text_of([await anext(second)]) == "a "
+        behind = asyncio.ensure_future(anext(second))
+        await asyncio.sleep(0.1)
+        worker.go_on_from("a ", 1)
+        worker.step("b ")
+        async with asyncio.timeout(connection_module.LONGEST_BLOCK_SECONDS / 2):
+            assert text_of([await behind]) == "b "
+        for text in ("c ", "d "):
+            worker.step(text)
+        assert text_of([await ahead]) == "d "
+        await first.aclose()
+        await second.aclose()
+
+
 async def test_a_slow_async_consumer_has_a_page_in_memory_and_sees_every_token_once(
     redis_url: str, job: JobHandle, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
