@@ -10,7 +10,6 @@ from redis import Redis
 
 from omlx_producer.terminal import in_units
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.mac.machine import Mac, this_system
 from omlx_worker.settings import WorkerSettings
@@ -37,9 +36,6 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         settings,
         lambda: _load_or_end(settings),
         connection=connection,
-        make_driver=lambda engine: DepthDriver(
-            make_policy(settings.mode, engine.max_depth, engine.own_depth)
-        ),
         machine=mac,
         outside=lambda: _outside(mac.footprint()),
     )

@@ -23,7 +23,7 @@ from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
-from omlx_worker.decode.thread import DecodeThread, EngineBroken, MakeDriver, MakeEngine
+from omlx_worker.decode.thread import DecodeThread, EngineBroken, MakeEngine
 from omlx_worker.delivery.job_log import JobCounts, JobLog
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.publisher import Publisher
@@ -61,7 +61,6 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the decode thread.
-        make_driver: see `DecodeThread`.
         machine: that it runs on.
         outside: see `MemoryBudget`; called from any thread.
 
@@ -77,7 +76,6 @@ class GenerationWorker(RecordedWorker):
         make_engine: MakeEngine,
         *,
         connection: Redis,
-        make_driver: MakeDriver | None = None,
         machine: Mac | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -106,7 +104,6 @@ class GenerationWorker(RecordedWorker):
             make_engine,
             self._traffic,
             self._mailbox,
-            make_driver=make_driver,
             outside=outside,
         )
         self._counts = JobCounts()

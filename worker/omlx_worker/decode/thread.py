@@ -52,7 +52,6 @@ FULL_SECONDS = 0.05
 """How often a full outbox is checked again; messages are read at once."""
 
 MakeEngine = Callable[[], Engine]
-MakeDriver = Callable[[Engine], DepthDriver]
 
 
 class EngineBroken(RuntimeError):
@@ -66,8 +65,6 @@ class DecodeThread:
         make_engine: called on the decode thread.
         traffic: where emissions and endings go.
         main: told when this thread cannot go on.
-        make_driver: makes what decides how deep the engine's steps draft; by default as deep as
-            rows may.
         outside: see `MemoryBudget`; called from any thread.
 
     Attributes:
@@ -81,7 +78,6 @@ class DecodeThread:
         traffic: TrafficMailbox,
         main: MainMailbox,
         *,
-        make_driver: MakeDriver | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
         self.counters = Counters()
@@ -89,9 +85,6 @@ class DecodeThread:
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
-        self._make_driver = make_driver or (
-            lambda engine: DepthDriver(make_policy("mtp", engine.max_depth, engine.own_depth))
-        )
         self._outside = outside
         self.outbox = Outbox()
         self._mailbox: DecodeMailbox = SimpleQueue()
@@ -128,7 +121,8 @@ class DecodeThread:
             limit = self._settings.memory_limit or engine.memory_budget
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for, self._outside)
-            self.driver = self._make_driver(engine)
+            policy = make_policy(self._settings.mode, engine.max_depth, engine.own_depth)
+            self.driver = DepthDriver(policy)
             self._loop = DecodeLoop(
                 engine,
                 self.budget,
