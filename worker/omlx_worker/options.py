@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Container, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -15,6 +14,7 @@ from pydantic import ByteSize, ValidationError
 
 from omlx_producer.environment import PREFIX
 from omlx_producer.program import INVALID, SectionedCommand, fail, option
+from omlx_producer.wire.remedy import kinds_of, remedy_of
 from omlx_worker.mac.machine import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
 
@@ -47,13 +47,6 @@ _METAVARS: dict[Any, str] = {
     **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
 _SHORT = {"model": ("-m",)}
-_REMEDIES = {
-    "memory_limit": "a size such as 24GB",
-    "prefix_cache": "a size such as 2GB, or 0",
-    "prefix_dir_limit": "a size such as 16GB",
-    "model_alias": "letters, digits and . _ @ / -",
-    "name": "letters, digits and . _ -",
-}
 
 
 class ModelCommand(SectionedCommand):
@@ -106,7 +99,9 @@ def describe(error: ValidationError, given: Container[str] = ()) -> str:
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0])
     source = _flag(name) if name in given else PREFIX + name.upper()
-    remedy = problem["msg"] if problem["type"] == REMEDY else f"give {_expected(name)}"
+    remedy = problem["msg"]
+    if problem["type"] != REMEDY:
+        remedy = f"give {remedy_of(WorkerSettings.model_fields[name])}"
     return f"{source}: got {shlex.quote(str(problem['input']))}; {remedy}"
 
 
@@ -126,7 +121,7 @@ def require(*packages: str, extra: str = "worker") -> None:
 
 def _option(name: str, section: str) -> Callable[..., Any]:
     field = WorkerSettings.model_fields[name]
-    kind, default = _kind(field.annotation), field.get_default(call_default_factory=True)
+    [kind], default = kinds_of(field), field.get_default(call_default_factory=True)
     flags, attributes = [_flag(name), *_SHORT.get(name, ())], dict[str, Any]()
     if kind is bool:
         attributes["is_flag"] = True
@@ -140,12 +135,6 @@ def _option(name: str, section: str) -> Callable[..., Any]:
     if default:
         help_text = f"{field.description}  [default: {_shown(name, default)}]"
     return option(*flags, name, section=section, default=None, help=help_text, **attributes)
-
-
-def _kind(annotation: Any) -> Any:
-    """The type of a setting, without the None of one that may be left out."""
-    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-    return kinds[0] if isinstance(annotation, UnionType) else annotation
 
 
 def _shown(name: str, default: Any) -> str:
@@ -162,22 +151,3 @@ def _shown(name: str, default: Any) -> str:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _expected(name: str) -> str:
-    """What a setting may be, as in "give 1 to 1024"."""
-    field = WorkerSettings.model_fields[name]
-    if get_origin(field.annotation) is Literal:
-        *others, last = get_args(field.annotation)
-        return f"{', '.join(others)} or {last}"
-    keys = ("ge", "gt", "le")
-    match {key: getattr(m, key) for m in field.metadata for key in keys if hasattr(m, key)}:
-        case {"ge": least, "le": most}:
-            return f"{least} to {most}"
-        case {"gt": least, "le": most}:
-            return f"more than {least}, at most {most}"
-        case {"ge": least}:
-            return f"{least} or more"
-        case {"gt": least}:
-            return f"more than {least}"
-    return _REMEDIES.get(name, "true or false")

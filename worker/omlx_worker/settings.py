@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     ByteSize,
     Field,
     TypeAdapter,
@@ -18,6 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
 from omlx_producer.wire.keys import PRIORITIES, queue_name
+from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.hours import Hours
@@ -35,6 +37,14 @@ REMEDY = "remedy"
 """The type of an error whose message says what to do."""
 
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
+
+
+def _checked(hours: str) -> str:
+    Hours.parse(hours)
+    return hours
+
+
+HoursText = Annotated[str, AfterValidator(_checked), Remedy("two times of day, as in 22:00-07:00")]
 
 
 class WorkerSettings(BaseSettings):
@@ -100,7 +110,7 @@ class WorkerSettings(BaseSettings):
         default=False, description="One text in any company, in half precision too."
     )
     burst: bool = Field(default=False, description="End when the queues are empty.")
-    name: str | None = Field(
+    name: Annotated[str, Remedy("letters, digits and . _ -")] | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._-]+$",
         description="Name in RQ; else host, process id and random digits.",
@@ -108,16 +118,16 @@ class WorkerSettings(BaseSettings):
     lease_seconds: float = Field(
         default=30.0, ge=1, le=86_400, description="Seconds that a silent worker keeps its jobs."
     )
-    memory_limit: ByteSize | None = Field(
+    memory_limit: Annotated[ByteSize, Remedy("a size such as 24GB")] | None = Field(
         default=None, description="For model and caches; else what the device allows."
     )
-    prefix_cache: ByteSize | None = Field(
+    prefix_cache: Annotated[ByteSize, Remedy("a size such as 2GB, or 0")] | None = Field(
         default=None, description="For shared prefixes; 0 for none, else 1/8 of the limit."
     )
     prefix_dir: Path | None = Field(
         default=None, description="Keep shared prefixes here too, for the next start."
     )
-    prefix_dir_limit: ByteSize = Field(
+    prefix_dir_limit: Annotated[ByteSize, Remedy("a size such as 16GB")] = Field(
         default=ByteSize(16 * 2**30), description="For --prefix-dir, at most."
     )
     state_dir: Path = Field(
@@ -127,7 +137,7 @@ class WorkerSettings(BaseSettings):
         default=False, description="On a Mac: take no jobs while on battery."
     )
     allow_sleep: bool = Field(default=False, description="On a Mac: let it sleep while rows run.")
-    hours: str | None = Field(
+    hours: HoursText | None = Field(
         default=None, description="Take jobs in these hours of the day only, as in 22:00-07:00."
     )
     duty: float = Field(
@@ -172,18 +182,6 @@ class WorkerSettings(BaseSettings):
                 REMEDY, "--draft-model drafts in place of a head; leave one of the two out"
             )
         return original
-
-    @field_validator("hours")
-    @classmethod
-    def _are_hours(cls, hours: str | None) -> str | None:
-        if hours is not None:
-            try:
-                Hours.parse(hours)
-            except ValueError:
-                raise PydanticCustomError(
-                    REMEDY, "give two times of day, as in 22:00-07:00"
-                ) from None
-        return hours
 
     @field_validator("fixed_shapes")
     @classmethod

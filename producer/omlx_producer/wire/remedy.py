@@ -88,8 +88,11 @@ def _of_int(limits: dict[str, Any]) -> str:
 
 def _of_float(limits: dict[str, Any]) -> str:
     if "gt" in limits:
-        return f"a number above {limits['gt']:g} and up to {limits['le']:g}"
-    return f"a number from {limits['ge']:g} to {limits['le']:g}"
+        most = f" and up to {limits['le']:g}" if "le" in limits else ""
+        return f"a number above {limits['gt']:g}{most}"
+    if "le" in limits:
+        return f"a number from {limits['ge']:g} to {limits['le']:g}"
+    return f"a number of at least {limits['ge']:g}"
 
 
 def _of_text(limits: dict[str, Any]) -> str:

@@ -354,13 +354,16 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-batch", "0"], "--max-batch: got 0; give 1 to 1024"),
-        (["--model-alias", "a b"], "--model-alias: got 'a b'; give letters, digits and . _ @ / -"),
+        (["--max-batch", "0"], "--max-batch: got 0; give a whole number from 1 to 1024"),
+        (
+            ["--model-alias", "a b"],
+            "--model-alias: got 'a b'; give a model's alias, 1 to 200 letters",
+        ),
         (["--embedded-redis", "--redis-url", "redis://x"], "leave --redis-url out"),
-        (["--max-batch", "many"], "--max-batch: got many; give 1 to 1024"),
+        (["--max-batch", "many"], "--max-batch: got many; give a whole number from 1 to 1024"),
         (["--memory-limit", "much"], "--memory-limit: got much; give a size such as 24GB"),
-        (["--lease-seconds", "0"], "--lease-seconds: got 0; give 1 to 86400"),
-        (["--lease-seconds", "inf"], "--lease-seconds: got inf; give 1 to 86400"),
+        (["--lease-seconds", "0"], "--lease-seconds: got 0; give a number from 1 to 86400"),
+        (["--lease-seconds", "inf"], "--lease-seconds: got inf; give a number from 1 to 86400"),
         (["--name", ""], "--name: got ''; give letters, digits and . _ -"),
         (["-m", "/models/My Model (4bit)"], "--model: got '/models/My Model (4bit)'; "),
         (["--model", "/models/My Model (4bit)"], "give it another with --model-alias"),

@@ -128,4 +128,4 @@ def test_without_the_packages_of_the_gateway_the_extra_is_named(
 def test_a_wrong_port_is_named(port: str) -> None:
     result = CliRunner().invoke(cli.main, ["run", "-m", "fake", f"--http={port}"])
     assert result.exit_code == 2
-    assert f"--http: got {port}; give 1 to 65535" in result.stderr
+    assert f"--http: got {port}; give a whole number from 1 to 65535" in result.stderr

@@ -232,4 +232,4 @@ def test_a_missing_package_is_one_sentence(redis_url: str, monkeypatch: pytest.M
 def test_a_wrong_port_is_named(port: str) -> None:
     result = CliRunner().invoke(cli.main, ["run", "-m", "fake", f"--metrics-port={port}"])
     assert result.exit_code == 2
-    assert f"--metrics-port: got {port}; give 0 to 65535" in result.stderr
+    assert f"--metrics-port: got {port}; give a whole number from 0 to 65535" in result.stderr

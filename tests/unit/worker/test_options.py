@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from omlx_producer.wire.remedy import kinds_of, remedy_of
 from omlx_worker import cli
 from omlx_worker.options import SECTIONS
 from omlx_worker.settings import WorkerSettings
@@ -98,9 +99,10 @@ def test_every_option_has_a_summary() -> None:
 def test_a_wrong_variable_is_named_as_the_user_wrote_it() -> None:
     result = invoke("run", OMLX_QUEUE_MAX_BATCH="0", OMLX_QUEUE_MODE="auto")
     assert result.exit_code == 2
-    assert result.stderr == "omlx-worker: OMLX_QUEUE_MAX_BATCH: got 0; give 1 to 1024\n"
+    said = "OMLX_QUEUE_MAX_BATCH: got 0; give a whole number from 1 to 1024"
+    assert result.stderr == f"omlx-worker: {said}\n"
     result = invoke("run", OMLX_QUEUE_MODE="fast")
-    said = "OMLX_QUEUE_MODE: got fast; give auto, hybrid, mtp or batched"
+    said = "OMLX_QUEUE_MODE: got fast; give one of auto, hybrid, mtp and batched"
     assert result.stderr == f"omlx-worker: {said}\n"
     result = invoke("run", OMLX_QUEUE_BURST="perhaps")
     assert "OMLX_QUEUE_BURST: got perhaps; give true or false" in result.stderr
@@ -109,7 +111,12 @@ def test_a_wrong_variable_is_named_as_the_user_wrote_it() -> None:
 def test_a_model_drafts_up_to_four_tokens_itself() -> None:
     assert WorkerSettings(mtp_depth=4).mtp_depth == 4
     result = invoke("run", OMLX_QUEUE_MTP_DEPTH="5")
-    assert result.stderr == "omlx-worker: OMLX_QUEUE_MTP_DEPTH: got 5; give 0 to 4\n"
+    assert "OMLX_QUEUE_MTP_DEPTH: got 5; give a whole number from 0 to 4\n" in result.stderr
+
+
+def test_every_setting_that_can_be_wrong_has_a_remedy() -> None:
+    for field in WorkerSettings.model_fields.values():
+        assert Path in kinds_of(field) or remedy_of(field)
 
 
 def test_fixed_shapes_draft_only_where_company_does_not_decide() -> None:
@@ -150,8 +157,8 @@ def test_a_wrong_size_or_folder_of_prefixes_is_refused(options: str, sentence: s
     [
         ("--hours 22-7", "--hours: got 22-7; give two times of day, as in 22:00-07:00"),
         ("--hours 7:00-07:00", "--hours: got 7:00-07:00; give two times of day, as in 22:00-07:00"),
-        ("--duty 0", "--duty: got 0; give more than 0, at most 1"),
-        ("--duty 50", "--duty: got 50; give more than 0, at most 1"),
+        ("--duty 0", "--duty: got 0; give a number above 0 and up to 1"),
+        ("--duty 50", "--duty: got 50; give a number above 0 and up to 1"),
     ],
 )
 def test_hours_and_shares_that_are_none_are_refused(options: str, sentence: str) -> None:

@@ -217,7 +217,7 @@ def test_settings_that_the_user_edits_hold_from_the_next_install(
     settings_file(home).write_text(edited.replace("8", "0"))
     result = service("install")
     assert result.exit_code == 2
-    said = f"{settings_file(home)}: OMLX_QUEUE_MAX_BATCH: got 0; give 1 to 1024"
+    said = f"{settings_file(home)}: OMLX_QUEUE_MAX_BATCH: got 0; give a whole number from 1 to 1024"
     assert result.stderr == f"omlx-worker: {said}\n"
 
 
