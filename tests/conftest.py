@@ -13,7 +13,7 @@ from tests.helpers.hub import Hub, hub_server
 from tests.helpers.redis_server import RedisServer, redis_server
 
 # How fast examples run says something of the machine, not of what is tested.
-for name, examples in (("default", 50), ("all", 300)):
+for name, examples in (("default", 30), ("all", 300)):
     settings.register_profile(
         name,
         max_examples=examples,

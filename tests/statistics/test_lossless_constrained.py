@@ -76,7 +76,7 @@ SETTINGS = [
 RULES = pytest.mark.parametrize("rule", ["ratio", "coupled"])
 
 
-@RULES
+@pytest.mark.parametrize("rule", ["coupled", pytest.param("ratio", marks=pytest.mark.slow)])
 def test_an_eighth_of_the_samples_follow_the_law_of_what_is_allowed(rule: str) -> None:
     model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
 
@@ -109,6 +109,7 @@ def test_a_mask_that_is_one_place_late_would_be_noticed(rule: str) -> None:
     assert disagreement(counted, exact_pairs(model, sampling, FOLLOW.__getitem__)) > 3
 
 
+@pytest.mark.slow
 def test_more_drafts_are_accepted_where_some_are_forced() -> None:
     accepted = {}
     for forces in (True, False):

@@ -427,6 +427,7 @@ def test_a_stream_goes_on_for_its_own_key_alone(
         assert ask(own, body, **{"Last-Event-ID": f"{raw}:0"}).status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_each_key_has_cache_salts_of_its_own_at_every_gateway(
     file: Path, add: Callable[..., str], redis_url: str, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def claim_digest() -> bytes:
     return hashlib.sha1(source("claim").encode(), usedforsecurity=False).hexdigest().encode()
 
 
+@pytest.mark.slow
 def test_one_submission_among_twenty_idle_workers_wakes_at_most_ten(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

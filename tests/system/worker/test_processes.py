@@ -70,6 +70,7 @@ def test_a_worker_that_was_paused_past_its_lease_writes_nothing_more(
     assert counts == sorted(counts)
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_runs_and_leaves_the_rest_queued(
     redis_url: str, connection: Redis
 ) -> None:
@@ -134,6 +135,7 @@ def test_an_idle_worker_ends_on_sigterm(redis_url: str, connection: Redis) -> No
         assert worker.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_a_job_given_back_goes_on_where_it_stood_also_when_it_does_not_stream(
     redis_url: str, connection: Redis
 ) -> None:

@@ -193,7 +193,16 @@ def test_a_log_that_cannot_be_written_is_refused() -> None:
     assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {said}\n")
 
 
-@pytest.mark.parametrize("command", ["run", "service install", "demo", "bench"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("service install", "demo", "bench")
+        ),
+    ],
+)
 def test_a_command_that_needs_mlx_says_what_to_install(command: str) -> None:
     ended = without_mlx(*command.split())
     assert ended.returncode == 2
@@ -201,7 +210,13 @@ def test_a_command_that_needs_mlx_says_what_to_install(command: str) -> None:
     assert ended.stderr == f"omlx-worker: mlx is not installed; {remedy}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--help"],
+        *(pytest.param([given], marks=pytest.mark.slow) for given in ("--version", "--help")),
+    ],
+)
 def test_version_and_help_need_no_mlx(arguments: list[str]) -> None:
     ended = without_mlx(*arguments)
     assert (ended.returncode, ended.stderr) == (0, "")

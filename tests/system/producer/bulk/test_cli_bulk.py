@@ -87,6 +87,7 @@ def test_bad_rows_are_told_with_their_lines_and_stop_no_other(
     assert "3 rows failed; another try would fail too; correct the input" in err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_retry_runs_the_failures_again_and_only_those(redis_url: str, tmp_path: Path) -> None:
     # The fake engine's context has 10,000 tokens; the producer knows it too late for this model.

@@ -73,6 +73,7 @@ def test_every_depth_and_auto_are_measured_beside_mlx_lm(tiny: Path, tmp_path: P
     assert {"device", "system", "cores", "versions", "command", "dtype"} <= set(told)
 
 
+@pytest.mark.slow
 def test_figures_add_up(tiny: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     bench(tiny, "--rows", "2", "--depths", "0,2", "--laps", "2", "--json", str(report))
@@ -86,6 +87,7 @@ def test_figures_add_up(tiny: Path, tmp_path: Path) -> None:
         assert sum(figures["depths"].values()) == figures["steps"]
 
 
+@pytest.mark.slow
 def test_a_file_to_share_has_the_figures_and_names_nobody(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_model_of_the_hub_is_named_in_a_file_to_share(
     assert json.loads(report.read_text())["model"] == "org/name"
 
 
+@pytest.mark.slow
 def test_the_table_fits_80_columns_and_progress_goes_to_stderr(tiny: Path) -> None:
     result = bench(tiny, "--rows", "1", "--depths", "0,1,auto")
     lines = result.stdout.splitlines()

@@ -255,6 +255,7 @@ def test_log_probabilities_tell_the_bytes_of_tokens_that_are_parts_of_characters
     assert all(len(set(texts)) == 5 for texts in tokens)
 
 
+@pytest.mark.slow
 def test_an_emission_says_how_much_of_its_text_drafts_wrote() -> None:
     emissions = generate(
         load_engine("demo", max_rows=1, depth=2),

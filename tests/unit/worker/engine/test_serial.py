@@ -23,7 +23,7 @@ from tests.helpers.checkpoints import write_family
 from tests.helpers.decoding import row, run
 from tests.helpers.families import ALONE, SLIDING, tiny
 
-EVERY_DAY = ("afm7", "gpt_bigcode", "recurrent_gemma")
+EVERY_DAY = ("afm7", "gpt_bigcode")
 PARAMETERS = [
     pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow) for name in ALONE
 ]

@@ -20,6 +20,8 @@ from omlx_worker.engine.rows.thinking import Thinking
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import Loaded, row, run
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 

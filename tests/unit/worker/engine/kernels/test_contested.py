@@ -48,7 +48,16 @@ def test_every_part_of_a_model_is_decided(qwen: Loaded) -> None:
 
 
 @on_cpu
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gemma3_text", "gpt_oss", "deepseek_v3")
+        ),
+    ],
+)
 def test_kernels_that_the_device_does_not_have_leave_the_plain_forms(family: str) -> None:
     contest, network = Contest(), tiny(family)
     wanted = run(RaggedDecoder(as_ragged(network, drafts=False)), ROWS)

@@ -39,6 +39,7 @@ def test_the_form_of_its_own_agrees_with_mlx_lms_forward(network: nn.Module) -> 
     assert ragged.pads
 
 
+@pytest.mark.slow
 def test_what_a_deep_network_makes_of_rounding_is_no_fault(tmp_path: Path) -> None:
     network = Loaded.at(write_qwen(tmp_path, num_hidden_layers=16)).network
     nn.quantize(network, group_size=32, bits=4)

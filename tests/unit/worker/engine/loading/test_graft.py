@@ -356,6 +356,7 @@ def check(*options: str) -> Result:
     return CliRunner().invoke(cli.main, ["check", *options])
 
 
+@pytest.mark.slow
 def test_check_and_bench_take_the_option(
     original: Path, copy: Path, tmp_path: Path, state: Path
 ) -> None:

@@ -40,7 +40,8 @@ def test_greedy_rows_equal_mlx_lm_with_staggered_arrivals(qwen: Loaded, rows: in
     assert any(len(set(tokens)) > 10 for tokens in wanted.values()), "the reference is trivial"
 
 
-@pytest.mark.parametrize("rows", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 4])
 def test_the_demo_model_decodes_its_heldout_prompts_as_mlx_lm_does(
     demo: Loaded, heldout_prompts: list[str], rows: int
 ) -> None:

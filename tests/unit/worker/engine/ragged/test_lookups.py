@@ -104,6 +104,7 @@ def test_no_row_looks_up_what_another_has_written(qwen: Loaded, salt: str | None
     assert beside.accepted["lookup"] - before == alone.accepted["lookup"]
 
 
+@pytest.mark.slow
 def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(demo: Loaded) -> None:
     prompt = demo.tokenizer.encode(LOOP)
     wanted = demo.greedy(prompt, TOKENS)

@@ -75,7 +75,8 @@ def test_neighbours_say_the_same_with_and_without_a_constrained_row(
     }
 
 
-@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 3])
 def test_a_suspended_row_and_one_resumed_from_its_tokens_end_with_the_same_text(
     demo: Loaded, depth: int
 ) -> None:
@@ -264,6 +265,7 @@ def checked(loaded: Loaded, outputs: range, depth: int, tokens: int = 160) -> in
     return len(texts)
 
 
+@pytest.mark.slow
 def test_outputs_of_random_weights_match_their_schemas(qwen: Loaded) -> None:
     assert checked(qwen, range(12), 2) > 7
 

@@ -49,6 +49,7 @@ def ended(both: dict[str, Ended]) -> Ended:
     return both["x"]
 
 
+@pytest.mark.slow
 def test_a_loop_ends_as_soon_as_it_has_repeated_often_enough(demo: Loaded, ended: Ended) -> None:
     whole = play(demo.decoder(0), [looping(demo, None)])["x"]
 
@@ -80,6 +81,7 @@ def test_a_row_that_does_not_repeat_itself_is_untouched(
     assert watched["f"] == replace(both["f"], steps=ANY)
 
 
+@pytest.mark.slow
 def test_a_loop_that_was_interrupted_ends_at_the_same_token(
     demo: Loaded, drafting: RaggedDecoder, ended: Ended
 ) -> None:

@@ -101,6 +101,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [[(7 * place + length) % 251 for place in range(length)] for length in lengths]
 
 
+@pytest.mark.slow
 def test_scores_of_the_demo_model_are_mlx_lms(heldout_prompts: list[str]) -> None:
     demo = Loaded.demo()
     texts = [demo.tokenizer.encode(text)[:90] for text in heldout_prompts[:2]]

@@ -348,6 +348,7 @@ def test_a_constraint_that_took_too_long_once_is_tried_again() -> None:
     assert made.compile(asked)
 
 
+@pytest.mark.slow
 def test_a_constraint_that_takes_too_much_time_of_the_processor_is_not_tried_again() -> None:
     made = Grammars(Loaded.demo().tokenizer, 4096)
     asked = Constraint("json_schema", json.dumps(BOMB))
@@ -361,6 +362,7 @@ def test_a_constraint_that_takes_too_much_time_of_the_processor_is_not_tried_aga
             made.compile(asked)
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_no_reason_to_refuse_a_constraint(tmp_path: Path) -> None:
     kept_waiting = tmp_path / "dry_run.py"
     kept_waiting.write_text(
