@@ -81,4 +81,4 @@ def serve(settings: WorkerSettings, url: str) -> int:
                 fail(UNREACHABLE, told)
             log.exception("the worker ends")
             fail(BROKEN, f"the worker cannot go on: {error}")
-    return worker.exit_code
+    return worker.exit_code or (UNREACHABLE if worker.unreachable else 0)

@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from redis import Redis
-
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
@@ -45,7 +43,6 @@ class Admission:
     """Runs on the main thread.
 
     Args:
-        queues: names, best first.
         alias: of the model that the engine has.
         main: gets what a job that was prepared has come to; it is for `prepared`.
         submit: sends the decode thread a job to run or to drop.
@@ -59,9 +56,7 @@ class Admission:
 
     def __init__(
         self,
-        connection: Redis,
         leases: LeaseTable,
-        queues: Sequence[str],
         engine: Engine,
         budget: MemoryBudget,
         *,
@@ -74,8 +69,8 @@ class Admission:
         self.paused = False
         self.served = False
         self._leases = leases
-        self._order = ClaimOrder(queues)
-        self._intake = Intake(engine, alias, connection, budget.objection)
+        self._order = ClaimOrder(leases.queues)
+        self._intake = Intake(engine, alias, leases.connection, budget.objection)
         self._preparers = Preparers(self._intake.prepare, leases.holds, main)
         self._budget = budget
         self._most = engine.max_rows

@@ -79,8 +79,6 @@ class RecordedWorker(Worker):
 
     def subscribe(self) -> None:
         """Listen for RQ's commands and for producers."""
-        if self.pubsub_thread is not None:
-            return
         pubsub: Any = self.connection.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         pubsub.subscribe(
             **{

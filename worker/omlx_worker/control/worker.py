@@ -49,7 +49,6 @@ POLL_SECONDS = 0.25
 # Between the looks of an idle worker, for jobs that nobody rings for; 100 take 2% of a Redis.
 LOOK_SECONDS = 2.0
 THREAD_SECONDS = 5.0
-UNREACHABLE = 3
 
 
 class RedisGone(ConnectionError):
@@ -68,6 +67,7 @@ class GenerationWorker(RecordedWorker):
         observers: of its jobs.
         leases: those that it holds.
         board: of its figures; None until the engine is loaded.
+        unreachable: whether Redis was away when it ended.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class GenerationWorker(RecordedWorker):
             self.observers,
         )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
-        self._unreachable = False
+        self.unreachable = False
         self._draining = False
         # When its hours begin next, and until when jobs may run once it winds down.
         self._rests_until: float | None = None
@@ -148,9 +148,7 @@ class GenerationWorker(RecordedWorker):
         self._engine = self.decode_thread.start()
         budget = self.decode_thread.budget
         self._admission = Admission(
-            self.connection,
             self.leases,
-            self.queue_names(),
             self._engine,
             budget,
             alias=self._settings.alias,
@@ -325,8 +323,8 @@ class GenerationWorker(RecordedWorker):
 
     @property
     def exit_code(self) -> int:
-        """After `work`: 0, 128 + signal after a stop at once, `UNREACHABLE` if Redis was away."""
-        return self._signals.exit_code or (UNREACHABLE if self._unreachable else 0)
+        """After `work`: 128 + signal after a stop at once, else 0."""
+        return self._signals.exit_code
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain; at the second call, stop at once."""
@@ -367,7 +365,7 @@ class GenerationWorker(RecordedWorker):
             self._board.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
-            self._unreachable = True
+            self.unreachable = True
         # One of them may be the cause of an error. Only an expired lease counts as a crash.
         for claim in self.leases.jobs():
             self.observers.ended(claim, outcome="abandoned", error="its lease will expire")
