@@ -4,8 +4,10 @@ A matcher follows a row's committed tokens through its grammar. For the places a
 window it looks ahead along the row's drafts, which are read back from the device. A draft that the
 grammar forbids is never accepted, so places after it need no mask.
 
-An ambiguous grammar can take seconds for one token. So rows are followed in threads of their own,
-on a budget of time: a row that exceeds it ends, and with it every row of its grammar.
+An ambiguous grammar can take seconds for one token. llguidance's own limits do not end that: they
+count items of its parser, and 20,000 items can take 4 seconds (seen with 1.9.1). So rows are
+followed in threads of their own, on a budget of time: a row that exceeds it ends, and with it every
+row of its grammar.
 
 Where a grammar leaves one way to go on, its tokens are forced: they are certain to be accepted. So
 for tokens that a row may sample next, the forced ones after them go to the device. There those

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.ragged import masks, step
 from omlx_worker.engine.ragged.masks import Matcher, Run
+from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.constraints import Grammar, TooSlow
 from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.constrained import (
@@ -198,6 +200,31 @@ def test_a_row_whose_grammar_takes_too_long_to_follow_ends_and_its_neighbours_go
     with pytest.raises(TooSlow):
         grammars().compile(constraint)
     assert alone(demo, constrained("again", grammar), depth).steps == 1
+
+
+@pytest.mark.slow
+def test_a_grammar_whose_one_mask_takes_seconds_does_not_hold_up_a_step(demo: Loaded) -> None:
+    rules = "abcde"
+    pairs = " | ".join(f"{one} {other}" for one in rules for other in rules)
+    text = 'start: "x" a\n' + "\n".join(f'{rule}: {pairs} | " "' for rule in rules)
+    grammar = grammars().compile(Constraint("grammar", text))
+    decoder, seconds = demo.decoder(2), list[float]()
+    play(decoder, [constrained("z")])
+    step = decoder.step
+
+    def timed() -> list[RowStep]:
+        began = time.monotonic()
+        steps = step()
+        seconds.append(time.monotonic() - began)
+        return steps
+
+    decoder.step = timed  # type: ignore[method-assign, assignment]
+    ended = play(decoder, [constrained("x", grammar), constrained("z"), free("f")])
+
+    assert grammar.slow
+    assert (ended["x"].reason, ended["z"].reason) == ("length", "stop")
+    assert len(ended["f"].tokens) == 40
+    assert max(seconds) < 2
 
 
 def test_a_row_whose_step_does_not_end_is_left_behind(
