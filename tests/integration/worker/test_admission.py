@@ -22,7 +22,7 @@ from omlx_worker.messages import Admit, DecodeMessage, Drop, MainMailbox, Prepar
 from omlx_worker.queue import order
 from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import BYTES_A_TOKEN, FakeEngine, expected
-from tests.helpers.leases import QUEUES, table
+from tests.helpers.leases import table
 from tests.helpers.workers import (
     ALIAS,
     enqueue,
@@ -168,9 +168,7 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
     traffic: SimpleQueue[TrafficMessage] = SimpleQueue()
     main: MainMailbox = SimpleQueue()
     admission = Admission(
-        connection,
         leases,
-        QUEUES,
         engine,
         budget,
         alias=ALIAS,
