@@ -29,7 +29,7 @@ import mlx.nn as nn
 from rich.console import Console
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
-from omlx_worker.bench.laps import Measured, Plan, measure
+from omlx_worker.bench.laps import LapPlan, Measured, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine, table_of
 from omlx_worker.bench.sides import AUTO, DecoderSide, Side
@@ -153,7 +153,7 @@ def decode(
                 continue
             prompts = list(itertools.islice(itertools.cycle(distinct), rows))
             sampling = Sampling(temperature, ratio=bool(temperature) and rule == "ratio")
-            plan = Plan(args.laps, args.tokens, args.settle, args.learn, sampling)
+            plan = LapPlan(args.laps, args.tokens, args.settle, args.learn, sampling)
             figures: list[dict[str, Any]] = []
             for line, _ in measure(sides.at(rows, args.depths), prompts, plan):
                 figures = [figures_of(measured, caches, prompts, plan) for measured in line]
@@ -167,7 +167,7 @@ def decode(
 
 
 def figures_of(
-    measured: Measured, caches: PromptCaches, prompts: Sequence[list[int]], plan: Plan
+    measured: Measured, caches: PromptCaches, prompts: Sequence[list[int]], plan: LapPlan
 ) -> dict[str, Any]:
     """A side's figures, how it sampled, and as ``own`` its rows' cache bytes at a lap's end."""
     own = 0.0

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.bench.laps import Measured, Plan, in_turn, lap
+from omlx_worker.bench.laps import LapPlan, Measured, in_turn, lap
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
@@ -100,7 +100,9 @@ class Timed(Measured):
     milliseconds: list[float] = field(default_factory=list)
 
 
-def compare(sides: dict[str, DecoderSide], prompts: Sequence[list[int]], plan: Plan) -> list[Timed]:
+def compare(
+    sides: dict[str, DecoderSide], prompts: Sequence[list[int]], plan: LapPlan
+) -> list[Timed]:
     """Run the sides in turns after one lap that warms them up."""
     line = {name: Timed(name, len(prompts), len(prompts[0])) for name in sides}
     for side in sides.values():
@@ -172,7 +174,7 @@ class Benchmark:
             sides = {name: self._side(name, depth, first) for name in names}
             given = list(itertools.islice(itertools.cycle(prompts), rows))
             sampling = Sampling(args.temperature)
-            plan = Plan(args.laps, args.tokens, args.settle, sampling=sampling)
+            plan = LapPlan(args.laps, args.tokens, args.settle, sampling=sampling)
             lines = compare(sides, given, plan)
             yield [figures_of(line, lines[0], question, depth) for line in lines]
 

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
-from omlx_worker.bench.laps import Measured, Plan, in_turn, lap
+from omlx_worker.bench.laps import LapPlan, Measured, in_turn, lap
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
@@ -90,7 +90,7 @@ def run(
         for name, (depth, lookup) in SIDES.items()
     }
     line = {name: Measured(name, rows, len(prompts[0])) for name in SIDES}
-    plan = Plan(laps=1, tokens=tokens, settle=2, sampling=Sampling(temperature=0.0))
+    plan = LapPlan(laps=1, tokens=tokens, settle=2, sampling=Sampling(temperature=0.0))
     groups = [prompts[at : at + rows] for at in range(0, len(prompts), rows)]
     for side in sides.values():
         lap(side, groups[0], replace(plan, settle=learn, tokens=1))

@@ -169,6 +169,17 @@ def test_no_test_module_imports_another() -> None:
         assert not found, f"{path}: {found and found[0]}; what two of them need is a helper's"
 
 
+def test_a_class_has_a_name_of_its_own() -> None:
+    """Outside of the engine, whose classes no other room names without their modules."""
+    homes: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        if not within(name, "omlx_worker.engine"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_no_key_of_rq_is_written_out() -> None:
     """RQ's keys begin with ``RQ_KEY_PREFIX``, which need not be ``rq``."""
     for source in SOURCES:

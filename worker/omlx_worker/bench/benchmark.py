@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from omlx_producer.terminal import counted, in_units
-from omlx_worker.bench.laps import Measured, Plan, measure
+from omlx_worker.bench.laps import LapPlan, Measured, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.sides import (
     AUTO,
@@ -64,7 +64,7 @@ class Benchmark:
         rows: Sequence[int],
         depths: Sequence[int | str] | None,
         context: int,
-        plan: Plan,
+        plan: LapPlan,
         draft_model: str | None = None,
         graft: Graft | None = None,
     ) -> None:
@@ -132,7 +132,9 @@ def _possible_depths(
     return wanted
 
 
-def _require_memory(memory: MemoryBudget, counts: Sequence[int], context: int, plan: Plan) -> None:
+def _require_memory(
+    memory: MemoryBudget, counts: Sequence[int], context: int, plan: LapPlan
+) -> None:
     longest = context + 2 * plan.tokens + (DEEPEST + 1) * plan.learn
     row = [(context, longest)]
     rows = min((rows for rows in counts if not memory.fits(row * rows)), default=0)

@@ -96,14 +96,14 @@ def bench(
     settings, _ = read_settings({"model_alias": "bench", **options})
     require_mlx()
     from omlx_worker.bench.benchmark import BenchError, Benchmark
-    from omlx_worker.bench.laps import Plan
+    from omlx_worker.bench.laps import LapPlan
     from omlx_worker.build import graft_of
     from omlx_worker.engine.rows.interface import ModelError
 
     start_logging("warning")
     model, drafter, graft = settings.model, settings.draft_model, graft_of(settings)
     try:
-        benchmark = Benchmark(model, rows, depths, context, Plan(laps, tokens), drafter, graft)
+        benchmark = Benchmark(model, rows, depths, context, LapPlan(laps, tokens), drafter, graft)
     except (BenchError, ModelError) as error:
         fail(INVALID, str(error))
     complete = _run(benchmark)

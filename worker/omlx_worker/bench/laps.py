@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LapPlan:
     """How long sides run.
 
     Attributes:
@@ -96,7 +96,7 @@ class Measured:
         return {**vars(self), "accepted": self.accepted}
 
 
-def lap(side: Side, prompts: Sequence[list[int]], plan: Plan) -> tuple[list[Step], float, int]:
+def lap(side: Side, prompts: Sequence[list[int]], plan: LapPlan) -> tuple[list[Step], float, int]:
     """Run a side until its rows together have their tokens, the steps that settle it not counted.
 
     Returns:
@@ -128,7 +128,7 @@ def in_turn(sides: Sequence[T], lap: int) -> list[T]:
 
 
 def measure(
-    sides: Sequence[Side], prompts: Sequence[list[int]], plan: Plan
+    sides: Sequence[Side], prompts: Sequence[list[int]], plan: LapPlan
 ) -> Iterator[tuple[list[Measured], str]]:
     """Measure all sides with these prompts, in turns.
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from omlx_worker.bench import benchmark
 from omlx_worker.bench.benchmark import BenchError, Benchmark
-from omlx_worker.bench.laps import Measured, Plan, in_turn, lap, measure
+from omlx_worker.bench.laps import LapPlan, Measured, in_turn, lap, measure
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Step
 from omlx_worker.cli import main
 from omlx_worker.engine.loading.loader import decoder_of, load
@@ -178,13 +178,13 @@ def test_rows_beyond_the_models_context_are_refused_with_its_length(tiny: Path) 
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     said = f"--context: got 1022 beside --tokens 3, but the context of {tiny} has 1024 tokens; "
     assert f"{said}give at most 1024 together" in result.stderr
-    Benchmark(str(tiny), (1,), (0,), 1021, Plan(tokens=3))
+    Benchmark(str(tiny), (1,), (0,), 1021, LapPlan(tokens=3))
 
 
 def test_rows_that_do_not_fit_are_refused_with_how_many_would(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan()
+    plan = LapPlan()
     weights = Benchmark(str(tiny), (2, 64), (0,), 64, plan).weight_bytes
     monkeypatch.setattr(benchmark, "budget", lambda: weights + 8 * 2**20)
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_a_model_that_leaves_no_room_is_refused_too(
 ) -> None:
     monkeypatch.setattr(benchmark, "budget", lambda: 1)
     with pytest.raises(BenchError, match="take a smaller model or --context"):
-        Benchmark(str(tiny), (1,), None, 64, Plan())
+        Benchmark(str(tiny), (1,), None, 64, LapPlan())
 
 
 def test_an_interrupt_prints_what_there_is(
@@ -267,7 +267,7 @@ class Counted:
 
 def test_a_lap_counts_what_comes_after_it_has_settled_until_every_row_has_its_tokens() -> None:
     side, measured = Counted(), Measured("counted", 2, 1)
-    measured.add(*lap(side, [[1], [2]], Plan(tokens=5, settle=2)))
+    measured.add(*lap(side, [[1], [2]], LapPlan(tokens=5, settle=2)))
     assert side.calls == ["start", *["step"] * 6, "stop"]
     assert (measured.steps, measured.tokens, measured.row_steps) == (4, 12, 8)
     assert measured.accepted == [0.5]
@@ -283,7 +283,7 @@ def test_a_side_that_fails_in_a_lap_keeps_the_figures_of_its_whole_laps() -> Non
                     raise RuntimeError("no memory")
                 yield step
 
-    plan = Plan(laps=3, tokens=5, settle=2)
+    plan = LapPlan(laps=3, tokens=5, settle=2)
     *_, ([measured], _) = measure([Failing()], [[1], [2]], plan)
     assert measured.failed == "RuntimeError: no memory"
     assert (len(measured.laps), measured.steps, measured.tokens) == (1, 4, 12)

@@ -19,7 +19,7 @@ MEMORY, PRIOR, RECENT = 50, 4, 8
 GUESS = 0.8  # the rate of a first draft: high, so that some are made
 
 
-class Record:
+class FadingCounts:
     """Drafts judged and accepted at each place of a window, a row and step. Old ones fade."""
 
     def __init__(self, places: int) -> None:
@@ -51,7 +51,7 @@ class Acceptance:
     def __init__(self, max_depth: int, own_depth: int) -> None:
         self._places = {False: own_depth, True: max_depth}
         kinds = product((False, True), repeat=2)
-        self._records = {kind: Record(self._places[kind[1]]) for kind in kinds}
+        self._records = {kind: FadingCounts(self._places[kind[1]]) for kind in kinds}
         # Rows with found drafts. At first lookups find nothing, and grammars force half the tokens.
         self._shares = {False: 0.0, True: 0.5}
         self._constrained: set[str] = set()
