@@ -29,7 +29,7 @@ _PORT = re.compile(r":\d*\Z")
 
 
 class SiteCheck:
-    """Middleware that keeps out pages of other sites, where no key does.
+    """Middleware that keeps out pages of other sites, for a gateway without API keys.
 
     It answers at known names alone. Else any page could lead a name of its own to this machine
     ("DNS rebinding"), and a browser would take the gateway for a part of its site. And it refuses

@@ -67,7 +67,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
 
     Args:
         own: the field of its prompt.
-        foreign: that of the other endpoint.
+        foreign: a field of another endpoint's prompt, which is refused.
     """
     gateway, owner = Gateway.of(request), owner_of(request)
     priority = allowed_priority(request, read_priority(request))

@@ -59,7 +59,7 @@ class Gateway:
         return gateway
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that a client who has gone has left to do."""
+        """Run what must be done although the client has gone."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -76,8 +76,8 @@ class Gateway:
         """The JSON object of a request's body. Its bytes count as held until the block ends.
 
         Raises:
-            ApiError: 413 if it is too long, 400 if it is no JSON object, 415 if it is not called
-                one: browsers let pages of other sites send what is not; 503 if too much is held.
+            ApiError: 413 if it is too long; 400 if it is no JSON object; 415 if its Content-Type is
+                another, which browsers let pages of other sites send; 503 if too much is held.
             InvalidRequest: if it holds too many values.
         """
         if not is_json(request.headers):
@@ -135,7 +135,7 @@ def _parse(found: bytearray) -> dict[str, Any]:
 
 
 def is_json(headers: Headers) -> bool:
-    """Whether a body is called JSON."""
+    """Whether the Content-Type of a body is that of JSON."""
     kind = headers.get("content-type", "")
     return kind.partition(";")[0].strip().lower() == "application/json"
 

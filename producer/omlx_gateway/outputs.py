@@ -43,7 +43,7 @@ class OutputFile:
         return "error" if self.errors else "output"
 
     def record(self) -> dict[str, str]:
-        """Its record, as uploads have one; empty until the batch is over, or if it has no lines.
+        """What the record of an upload says; empty until the batch is over, or if it has no lines.
 
         Raises:
             UnknownJob: if the batch has expired, or the file was deleted.

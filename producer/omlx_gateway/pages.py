@@ -68,7 +68,7 @@ def page_of(
 
 
 def ids_of(connection: Redis, key: str, owner: str | None, *, desc: bool = False) -> Iterator[str]:
-    """The ids of an owner in an index, in the order in which they were made; of all without one."""
+    """The ids of an owner in an index by the time at which they were made; of None, by owner."""
     return map(_id_of, _entries(connection, key, owner, desc=desc))
 
 

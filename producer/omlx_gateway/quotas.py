@@ -1,6 +1,7 @@
 """How much a key may ask for: prompts a minute, and prompts that wait at the same time.
 
-Both are counted in Redis, for all gateways together. Without keys, all requests are those of one.
+Both are counted in Redis, for all gateways together. Without keys there is no rate, and the prompts
+of all clients wait as those of one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MINUTE = 60
 
 
 async def require_rate(gateway: Gateway, key: ApiKey | None, count: int = 1) -> None:
-    """Count prompts, or a request without one.
+    """Count prompts of a key in its minute. A request without a prompt counts as one.
 
     Raises:
         ApiError: 429 if the key may not send so many in this minute.

@@ -64,9 +64,9 @@ class AsyncJobHandle:
 class AsyncProducer:
     """A client of the queue for one event loop.
 
-    Any number of results are awaited over one connection, and any number of streams over a few. The
-    other methods run `Producer`'s on a thread. If the task that awaits one of them is cancelled,
-    the call still goes on to its end. Bulk work is `Producer`'s alone; it takes a thread, as in
+    Any number of results and streams share a few connections. The other methods run `Producer`'s on
+    a thread. If the task that awaits one of them is cancelled, the call still goes on to its end.
+    Bulk work is `Producer`'s alone; it takes a thread, as in
     ``await asyncio.to_thread(producer.run, rows, "out.jsonl")``.
 
     Args:

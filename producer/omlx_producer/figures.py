@@ -30,8 +30,8 @@ class QueueFigures(BaseModel):
     Attributes:
         jobs: those of RQ's queue.
         batch_rows: rows of open batches that are no jobs yet.
-        oldest_seconds: the age of the oldest of them that is first in the queue or its batch; None
-            if none waits.
+        oldest_seconds: of those at the head of the queue and of each batch, the age of the oldest;
+            None if none waits.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -100,8 +100,8 @@ class ModelFigures(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def notes(self) -> list[str]:
-        """What holds the model or a worker up, slows a machine, becomes of a silent worker, and
-        warnings."""
+        """The warnings, what holds up the model or a worker, what slows a machine, and what becomes
+        of the jobs of silent workers."""
         notes = self.warnings + ([] if self.workers else [self.held_up])
         notes += [self._pause] if self.paused else []
         for worker in self.workers:

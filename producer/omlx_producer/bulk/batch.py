@@ -188,8 +188,8 @@ class Batch:
             fields: of its hash in Redis.
 
         Returns:
-            When it was made, by which an upload knows that another one has taken its place. Empty
-            if there is one, and nothing is changed; an upload that was killed is replaced.
+            When it was made; an upload that takes its place has another time. Empty if there is a
+            batch with this id, which stays as it is. Only a killed upload is replaced.
         """
         now = str(server_time(self.connection))
         args: list[Any] = [self.run, now, UPLOAD_SECONDS, ALIVE_SECONDS]

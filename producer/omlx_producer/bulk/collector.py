@@ -68,7 +68,7 @@ class Collector:
         run: the id of the run, and of its batch.
         rows: the rows to run, each once.
         window: rows of each model in Redis, at most, and `WINDOW_CHARACTERS` of their prompts. A
-            longer one goes alone. Rows of a model whose window is full are read past, up to
+            longer prompt goes alone. Rows of a model whose window is full are read past, up to
             `HELD_ROWS` and `HELD_CHARACTERS`, so that a model that nobody serves holds up no other.
         on_results: called with results that are durable.
         rerun_failures: run a row again if Redis holds its failure of an earlier run.
@@ -295,7 +295,7 @@ class Collector:
                     self._found[digest] = line
 
     def _end(self, result: RowResult, row: Row) -> None:
-        """Settle a result. What the cancel of the batch has stopped is as if it had waited."""
+        """Settle a result; but a row that the cancel of the batch has stopped counts as not run."""
         if not (self.cancelled_by and result.code == CANCELLED):
             self._settle(result)
             return

@@ -195,7 +195,10 @@ def require_free(output: Path, batch: Batch) -> None:
 def fetch(
     batch: Batch, state: BatchState, output: Path, form: TableForm, *, keep: bool
 ) -> dict[Path, int]:
-    """Write the results so far; unless they are kept, those of a batch that has ended leave Redis.
+    """Write the results so far. Those of a batch that has ended then leave Redis.
+
+    Args:
+        keep: leave them there; those of a batch over HTTP stay in any case.
 
     Returns:
         How many rows are in each file.

@@ -31,7 +31,7 @@ class Seen:
     Attributes:
         rows: rows of the input.
         done: rows that have a result, or an error, from an earlier run.
-        failed: those of them that have an error; if only such rows are asked for, all with one.
+        failed: rows of ``done`` that have an error; of a run of failures alone, all that have one.
     """
 
     rows: int = 0

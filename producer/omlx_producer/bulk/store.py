@@ -75,7 +75,7 @@ class Stored(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The rows of an output with their figures, whichever run they are of."""
+    """How many rows an output has, and their figures, those of earlier runs among them."""
 
     ok: int
     failed: int

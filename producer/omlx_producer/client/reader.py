@@ -255,7 +255,7 @@ class AsyncReader:
             await reader._leave(inbox)
 
     async def follow(self, inbox: Inbox, after: EntryId) -> None:
-        """Read a stream, and not only from a later entry on."""
+        """See that the task reads the stream of an inbox, from this id on at the latest."""
         key = inbox.key
         self._followers[key].add(inbox)
         if key in self._after and self._after[key] <= after:

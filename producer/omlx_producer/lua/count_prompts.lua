@@ -5,7 +5,7 @@
 -- ARGV[3]    the most
 -- ARGV[4]    seconds of the minute
 --
--- Returns the seconds until the count begins anew if there would be more; else 0.
+-- Returns 0 if they fit. Else none is counted, and it returns the seconds until the minute ends.
 
 local key = rate_key(ARGV[1])
 local count = tonumber(redis.call('GET', key) or 0) + ARGV[2]

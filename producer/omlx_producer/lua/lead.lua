@@ -1,4 +1,4 @@
--- Whether this worker does what one does for all of a model, see omlx_worker.queue.upkeep. It leads
+-- Lead the workers of a model, if no other worker does; see omlx_worker.queue.upkeep. A worker leads
 -- until its lock expires.
 --
 -- KEYS[1]    lock

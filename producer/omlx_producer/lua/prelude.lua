@@ -11,7 +11,7 @@ local function executions_key(job) return RQ .. 'executions:' .. job end
 local function execution_key(job, execution) return RQ .. 'execution:' .. job .. ':' .. execution end
 local function member(job, execution) return job .. ':' .. execution end
 
--- How long a batch without rows left is kept, and when it ended; see omlx_producer.bulk.batch.
+-- Seconds for which a batch whose rows have all ended is kept, and listed among those that ended.
 local KEEP_SECONDS = 604800
 local function row_job(run, number) return 'row-' .. run .. '-' .. number end
 
@@ -134,7 +134,7 @@ local function batch_parts(run)
   return {batch_key(run), batch_rows_key(run), batch_results_key(run), batch_ended_key(run)}
 end
 
--- Of a batch no rows are left.
+-- Start the time after which a batch without rows left expires.
 local function let_expire(run)
   local keep = redis.call('HGET', batch_key(run), 'keep_seconds') or KEEP_SECONDS
   for _, part in ipairs(batch_parts(run)) do redis.call('EXPIRE', part, keep) end

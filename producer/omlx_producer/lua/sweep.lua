@@ -1,5 +1,5 @@
--- Put jobs with expired leases back at the front of their queue, and count the deaths of their
--- workers, which may only have been away for as long.
+-- Put jobs with expired leases back at the front of their queue, and count a death of a worker for
+-- each, although it may only have been away for that long.
 --
 -- ARGV[1]    queue
 -- ARGV[2]    how many entries of the registry to pass over: earlier calls have left them

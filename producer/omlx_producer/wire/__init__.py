@@ -33,8 +33,8 @@ there. If the first event has a ``markup``,
 `omlx_producer.wire.markup.read` splits that text into the parts of the result's message, with the
 ``marks`` of all events of the choice.
 
-A terminal event appears with, or before, the change of the job's status and the result. Other tools
-end jobs without an event; then status and result stand for it.
+A terminal event appears together with the job's new status and its result. Other tools end jobs
+without an event; then status and result stand for it.
 
 The result (``job.return_value()``) is an OpenAI response body: a ``chat.completion`` for
 ``messages``, a ``text_completion`` for ``prompt``.

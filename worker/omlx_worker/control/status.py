@@ -90,7 +90,8 @@ class StatusBoard:
     def announce(self, *, served: bool = True) -> None:
         """Make the model known to producers, or tell them that it is still served, or no longer.
 
-        Now and then, warn of the options of the model's workers, once of each fault.
+        Now and then it also warns of what is wrong with the options of the model's workers, once of
+        each fault.
         """
         if served and self._clock() >= self._compare_at:
             self._compare_at = self._clock() + COMPARE_SECONDS
