@@ -86,9 +86,10 @@ def _field_option(
         names = [flag, *filter(None, [_SHORTER.get(name)])]
         if kinds != [str]:
             told = f"{told}  [{remedy_of(field)}]"
-        known = shown or (field.default is not None and str(field.default))
+        if not shown and field.default is not None:
+            told = f"{told}  [default: {field.default}]"
         metavar = "ALIAS" if name == "model" else None
-        return made(*names, name, type=kinds[0], metavar=metavar, help=told, show_default=known)
+        return made(*names, name, type=kinds[0], metavar=metavar, help=told, show_default=shown)
     return None
 
 
