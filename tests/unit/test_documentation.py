@@ -76,6 +76,24 @@ def test_the_readme_is_short_and_starts_with_a_clone() -> None:
     assert "`./scripts/test`" in page.read_text()
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's sections."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda p: p.stem)
+def test_links_lead_to_sections_that_exist(page: Path) -> None:
+    ours = r"https://github\.com/omlx-queue/omlx-queue/(?:blob|tree)/main/(\S+)$"
+    links = [(page.parent, link) for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text())]
+    links += [(ROOT, link) for link in re.findall(ours, page.read_text(), re.MULTILINE)]
+    for folder, link in links:
+        path, _, section = link.partition("#")
+        target = (folder / path).resolve() if path else page
+        assert target.exists(), link
+        assert not section or section in anchors_of(target), link
+
+
 @pytest.mark.parametrize("command", sorted(NAMED))
 def test_the_options_of_a_printed_command_exist(command: str) -> None:
     name, *words = shlex.split(re.split(r" \| | -- ", command)[0].removesuffix("&"))
