@@ -16,7 +16,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import redis
 from redis.exceptions import RedisError
@@ -180,7 +180,7 @@ class Collector:
             redis.exceptions.RedisError: if Redis does not answer; what is left expires.
         """
         self._withdraw()
-        self._batch.acknowledge([result.row.digest for result in self._settled])
+        self._batch.acknowledge(_uploaded(self._settled))
 
     def sweep(self) -> None:
         """Drop what earlier runs left behind, of rows that are done, edited or removed.
@@ -310,8 +310,7 @@ class Collector:
             self._withdraw()
 
     def _is_settled(self, digest: str) -> bool:
-        done: Any = itertools.chain(self._settled, self._durable)
-        return any(result.row.digest == digest for result in done)
+        return digest in _uploaded(itertools.chain(self._settled, self._durable))
 
     def _reconcile(self) -> None:
         """Look at every row, and upload again those that Redis does not know."""
@@ -343,7 +342,8 @@ class Collector:
     def _settle(self, result: RowResult) -> None:
         if not self._settled:
             self._settled_at = time.monotonic()
-        self._leave(result.row.digest)
+        for digest in _uploaded([result]):
+            self._leave(digest)
         self._settled.append(result)
 
     def _leave(self, digest: str) -> None:
@@ -365,13 +365,18 @@ class Collector:
 
     def _acknowledge(self) -> None:
         """Drop from Redis the results that are durable. Safe to repeat."""
-        digests = [result.row.digest for result in self._durable if result.job_id]
+        digests = _uploaded(self._durable)
         if digests:
             entries = itertools.chain(*(self._hints.get(digest, ()) for digest in digests))
             self._batch.acknowledge(digests, entries)
             for digest in digests:
                 self._hints.pop(digest, None)
         self._durable = []
+
+
+def _uploaded(results: Iterable[RowResult]) -> list[str]:
+    """The digests of rows that were in Redis. A bad row may have that of another."""
+    return [result.row.digest for result in results if isinstance(result.row, Row)]
 
 
 def turns(

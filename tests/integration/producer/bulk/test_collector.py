@@ -106,6 +106,21 @@ def test_a_bad_row_is_a_result_without_a_job(connection: redis.Redis) -> None:
     assert jobs_in_redis(connection) == 0
 
 
+def test_a_row_whose_twin_is_refused_while_it_waits_has_its_own_result(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    wanted, sink = rows(150), Kept()
+    twin = BadRow(151, "r0", "duplicate_custom_id", "given already", wanted[0].digest, False)
+    collector = Collector(connection, RUN, [*wanted, twin], sink)
+    for _ in range(2):
+        collector.turn(0.01)
+    with running_worker(redis_url):
+        finish(collector)
+        collector.sweep()
+    assert sink.names == sorted([*names(wanted), "r0"])
+    assert [result.line for result in sink.results if not result.ok] == [151]
+
+
 def rows_in_redis(connection: redis.Redis) -> int:
     return int(connection.scard(f"omlx:batch:{RUN}:rows"))
 
