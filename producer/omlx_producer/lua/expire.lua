@@ -1,5 +1,6 @@
 -- Start jobs that have waited longer than their completion windows, by the server's clock, whatever
--- model they are for. The caller fails them.
+-- model they are for. The caller fails them. A job whose lease has passed is one of a dead worker, or
+-- of an earlier call; it is started anew.
 --
 -- ARGV[1]    worker name
 -- ARGV[2]    lease in seconds
@@ -11,24 +12,38 @@
 
 local MOST = tonumber(ARGV[5])
 local AGAIN = 10  -- seconds until the next look at what runs
-local worker = ARGV[1]
+local worker, lease, grace = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time, date = now()
 local started = {}
 
+local function start(queue, job)
+  local execution = ARGV[4] .. string.format('%04x', #started)
+  extend(queue, job, execution, time, lease, grace,
+    'id', execution, 'created_at', number(time), 'worker_name', worker)
+  redis.call('HSET', job_key(job), 'status', 'started', 'worker_name', worker,
+    EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
+  redis.call('PERSIST', job_key(job))
+  redis.call('LREM', queue_key(queue), 1, job)
+  started[#started + 1] = {job, execution, queue, tokens_in(events_key(job))}
+end
+
+local function look_after(seconds, job)
+  redis.call('ZADD', EXPIRING_KEY, number(time + seconds), job)
+end
+
 local function expire(job)
-  local state, queue = unpack(redis.call('HMGET', job_key(job), 'status', 'origin'))
-  if state == 'started' then return redis.call('ZADD', EXPIRING_KEY, number(time + AGAIN), job) end
-  if state == 'queued' and queue then
-    local execution = ARGV[4] .. string.format('%04x', #started)
-    extend(queue, job, execution, time, tonumber(ARGV[2]), tonumber(ARGV[3]),
-      'id', execution, 'created_at', number(time), 'worker_name', worker)
-    redis.call('HSET', job_key(job), 'status', 'started', 'worker_name', worker,
-      EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
-    redis.call('PERSIST', job_key(job))
-    redis.call('LREM', queue_key(queue), 1, job)
-    started[#started + 1] = {job, execution, queue, tokens_in(events_key(job))}
+  local state, queue, execution = unpack(
+    redis.call('HMGET', job_key(job), 'status', 'origin', EXECUTION))
+  if state == 'started' then
+    local ends = queue and execution
+      and redis.call('ZSCORE', started_key(queue), member(job, execution))
+    if not ends or tonumber(ends) > time + grace then return look_after(AGAIN, job) end
+    put_back(queue, job, execution)
+  elseif state ~= 'queued' or not queue then
+    return redis.call('ZREM', EXPIRING_KEY, job)
   end
-  redis.call('ZREM', EXPIRING_KEY, job)
+  start(queue, job)
+  look_after(lease, job)
 end
 
 local due = redis.call('ZRANGEBYSCORE', EXPIRING_KEY, '-inf', number(time), 'LIMIT', 0, MOST)

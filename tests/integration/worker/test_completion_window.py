@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from omlx_producer.wire import queue_name
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
 from tests.helpers.bulk_rows import rows
-from tests.helpers.leases import claim, commit, done, table
+from tests.helpers.leases import claim, commit, done, expire, table
 from tests.helpers.workers import ALIAS, fetch, run_burst, running_worker, status, wait_for
 
 EXPIRED = "the job did not finish within its completion_window"
@@ -73,6 +74,44 @@ def test_a_job_that_runs_keeps_its_worker(connection: Redis) -> None:
     assert expire_due(connection) == 0
     commit(leases, job, done(job.id))
     assert status(fetch(connection, job_id)) == "finished"
+
+
+def test_a_running_job_expires_when_its_lease_passes(connection: Redis) -> None:
+    with Producer(connection) as producer:
+        submit(producer, "0s")
+    dead = table(connection)
+    claim(dead)
+    expire(connection, dead)
+    assert expire_due(connection) == 1
+
+
+def test_a_leader_that_dies_before_it_fails_a_job_has_a_successor(
+    connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(endings: Any) -> None:
+        raise SystemExit
+
+    with Producer(connection) as producer:
+        job_id = submit(producer, "0s")
+        leader = table(connection, seconds=0.05)
+        monkeypatch.setattr(leader, "commit", die)
+        with pytest.raises(SystemExit):
+            list(Upkeep(leader).expire())
+        wait_for(lambda: expire_due(connection) == 1)
+        with pytest.raises(JobFailed, match=EXPIRED):
+            producer.result(job_id, timeout=5)
+
+
+def test_an_expired_job_that_is_requeued_runs(connection: Redis) -> None:
+    with Producer(connection) as producer:
+        job_id = submit(producer, "0s")
+    leader = LeaseTable(connection, "elsewhere", [queue_name("another", "default")], seconds=0.01)
+    assert sum(Upkeep(leader).expire()) == 1
+    fetch(connection, job_id).requeue()
+    time.sleep(0.02)
+    assert expire_due(connection) == 0
+    [job] = claim(table(connection))
+    assert job.id == job_id
 
 
 def test_each_row_of_a_batch_has_its_own_window(redis_url: str, connection: Redis) -> None:

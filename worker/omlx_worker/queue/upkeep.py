@@ -15,7 +15,7 @@ from omlx_producer.client.outcome import EXPIRED
 from omlx_producer.lua import load
 from omlx_producer.terminal import counted
 from omlx_producer.wire import FailedEvent
-from omlx_producer.wire.keys import lead_key, wake_channel
+from omlx_producer.wire.keys import EXPIRING_KEY, lead_key, wake_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable, new_claim_id
@@ -130,6 +130,8 @@ class Upkeep:
                 endings.append((claim, Ending("failed", event, retry=False)))
             if endings:
                 leases.commit(endings)
+                # One that somebody requeues runs.
+                leases.connection.zrem(EXPIRING_KEY, *(claim.id for claim, _ in endings))
             yield len(endings)
 
     def _sweep_queue(self, queue: str) -> Iterator[list[str]]:
