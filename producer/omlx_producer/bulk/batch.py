@@ -43,6 +43,7 @@ from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.bulk.store import new_run_id
 from omlx_producer.client.enqueue import JOB_SECONDS
+from omlx_producer.client.stream import entries_by_key
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
 from omlx_producer.lua import load
@@ -407,10 +408,8 @@ class Batch:
             The next cursor, and the rows.
         """
         block = max(1, int(1000 * wait)) if wait else None
-        reply: Any = self.connection.xread(
-            {self.ended_key: cursor}, count=ROWS_AT_ONCE, block=block
-        )
-        entries = [entry for _, found in reply for entry in found]
+        reply = self.connection.xread({self.ended_key: cursor}, count=ROWS_AT_ONCE, block=block)
+        entries = [entry for _, found in entries_by_key(reply) for entry in found]
         if entries:
             cursor = str_if_bytes(entries[-1][0])
         return cursor, [(str_if_bytes(fields.get(b"row", b"")), entry) for entry, fields in entries]

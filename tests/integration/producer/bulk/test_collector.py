@@ -15,6 +15,7 @@ from omlx_producer.bulk import collector as collector_module
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.collector import Collector
 from omlx_producer.bulk.row import BadRow, Row, RowResult
+from omlx_producer.connection import connect
 from omlx_producer.wire import GenerationRequest
 from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
 from tests.helpers.bulk_runs import jobs_in_redis
@@ -139,6 +140,19 @@ def test_all_rows_come_back_and_nothing_stays(redis_url: str, connection: redis.
     assert [key for key in leftovers if connection.ttl(key) < 0] == []
     for key in connection.scan_iter("omlx:batch:*"):
         assert connection.ttl(key) > 0, key
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_run_ends_with_either_protocol_of_redis(
+    redis_url: str, connection: redis.Redis, protocol: int
+) -> None:
+    sink = Kept()
+    with (
+        connect(f"{redis_url}?protocol={protocol}") as client,
+        running_worker(redis_url),
+    ):
+        finish(Collector(client, RUN, rows(3), sink))
+    assert sink.names == names(rows(3))
 
 
 def test_no_more_than_the_window_is_in_redis(redis_url: str, connection: redis.Redis) -> None:
