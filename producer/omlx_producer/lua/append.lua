@@ -16,12 +16,6 @@ local function tell(job, reason)
   told[#told + 1] = reason
 end
 
--- A call that is repeated after a lost answer finds its own entry.
-local function is_written(job, id, event)
-  local entry = redis.call('XRANGE', events_key(job), id, id)[1]
-  return entry and entry[2][2] == event
-end
-
 local function append(queue, job, execution, before, id, event)
   local reason = false
   if not holds(queue, job, execution) then

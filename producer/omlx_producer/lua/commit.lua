@@ -19,14 +19,15 @@ local time, date = now()
 local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
 
-local function is_done(job, execution)
+-- A job that keeps no result has its last event for a minute; see `announce`.
+local function is_done(job, execution, id, event)
   local last = redis.call('XREVRANGE', RQ .. 'results:' .. job, '+', '-', 'COUNT', 1)
   for _, entry in ipairs(last) do
     for i = 1, #entry[2], 2 do
       if entry[2][i] == 'execution_id' then return entry[2][i + 1] == execution end
     end
   end
-  return false
+  return is_written(job, id, event)
 end
 
 local function expire(name, seconds)
@@ -91,7 +92,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     run, row, line, counts)
   if not holds(queue, job, execution) then
     local done = run ~= '' and redis.call('HEXISTS', batch_results_key(run), row) == 1
-    return (done or is_done(job, execution)) and 1 or 0
+    return (done or is_done(job, execution, id, event)) and 1 or 0
   end
   if ending == 'retry' then
     if retry(queue, job, execution) then

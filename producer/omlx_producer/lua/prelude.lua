@@ -79,6 +79,12 @@ local function is_behind(stream, written)
   return tonumber(written) > 0 and tokens_in(stream) < tonumber(written)
 end
 
+-- A call that is repeated after a lost answer finds its own entry.
+local function is_written(job, id, event)
+  local entry = redis.call('XRANGE', events_key(job), id, id)[1]
+  return entry and entry[2][2] == event
+end
+
 -- Write or renew the end of a lease, and more fields of the execution. RQ's clean-up, which even
 -- `rq info` runs, fails started jobs whose score has passed. So the score is `grace` seconds later,
 -- and sweep.lua subtracts them.

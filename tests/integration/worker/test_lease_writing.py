@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import JobStatus
 
+from omlx_producer.bulk.batch import Batch
 from omlx_producer.outage import passes
 from omlx_producer.wire import (
     CancelledEvent,
@@ -17,6 +18,7 @@ from omlx_producer.wire import (
     tokens_channel,
 )
 from omlx_worker.queue.ending import Commit, Ending
+from tests.helpers.bulk_rows import RUN, rows
 from tests.helpers.leases import (
     claim,
     commit,
@@ -146,6 +148,19 @@ def test_a_commit_is_written_once(connection: Redis) -> None:
     assert verdicts == [Commit.DONE, Commit.DONE]
     assert len(job.results()) == 1
     assert len(events(connection, job.id)) == 1
+
+
+def test_a_repeated_commit_of_a_row_is_done_though_its_result_was_taken(connection: Redis) -> None:
+    batch = Batch.of_run(connection, RUN)
+    batch.open_run("bulk", 60)
+    batch.enter(rows(1))
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert commit(leases, claimed, done(claimed.id)) is Commit.DONE
+    [name] = batch.stored_results()
+    batch.acknowledge([name])
+    assert commit(leases, claimed, done(claimed.id)) is Commit.DONE
+    assert commit(leases, claimed, failed(claimed.id)) is Commit.LOST
 
 
 def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
