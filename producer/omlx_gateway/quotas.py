@@ -48,7 +48,7 @@ async def require_room(gateway: Gateway, owner: str | None) -> None:
         ApiError: 429.
     """
     script = gateway.redis.register_script(source("prompts_waiting"))
-    waiting = await script(args=[owner or ""])
+    waiting = await script(args=[owner or "", gateway.limits.queued])
     require_fewer(gateway, waiting)
 
 

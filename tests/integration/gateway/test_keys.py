@@ -355,6 +355,19 @@ def test_what_waits_counts_against_its_own_key_alone(
         assert ask(bulk) == 0
 
 
+def test_prompts_that_have_ended_leave_room_however_many_came_at_once(
+    redis_url: str, connection: Redis
+) -> None:
+    announce(connection)
+    body = {"model": "demo", "prompt": ["x"] * 100}
+    with running_gateway(redis_url, Limits(queued=100)) as url:
+        for _ in range(3):
+            with contextlib.suppress(httpx2.ReadTimeout):
+                answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=0.3)
+                raise AssertionError(answer.text)
+            wait_for(lambda: not queue(connection, "high").count)
+
+
 def test_keys_come_and_go_with_their_lines(
     file: Path, add: Callable[..., str], redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
