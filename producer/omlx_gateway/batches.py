@@ -212,11 +212,13 @@ def retrieve(request: Request) -> JSONResponse:
 
 def cancel(request: Request) -> JSONResponse:
     connection, batch_id = Gateway.of(request).blocking, request.path_params["batch_id"]
-    batch, found = find(connection, batch_id, owner_of(request))
-    if not batch.cancel() and found["state"] != "cancelled":
-        status = _document(batch, found)["status"]
+    batch, _ = find(connection, batch_id, owner_of(request))
+    cancelled = batch.cancel()
+    document = _document(*find(connection, batch_id, owner_of(request)))
+    if not cancelled and document["status"] != "cancelled":
+        status = document["status"]
         raise ApiError(409, f"{batch_id} is {status}; only a batch that runs can be cancelled")
-    return JSONResponse(_document(*find(connection, batch_id, owner_of(request))))
+    return JSONResponse(document)
 
 
 def list_all(request: Request) -> JSONResponse:

@@ -160,6 +160,23 @@ def test_a_batch_that_waits_is_cancelled_at_once(client: OpenAI) -> None:
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
+@pytest.mark.usefixtures("known_model")
+def test_a_batch_that_ends_as_it_is_to_be_cancelled_is_told_to_have_ended(
+    client: OpenAI, connection: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = queue_batch.Batch.cancel
+
+    def too_late(batch: queue_batch.Batch) -> bool:
+        with running_worker(redis_url):
+            wait_for(lambda: connection.hget(batch.key, "state") == b"done")
+        return cancel(batch)
+
+    batch = begin(client, line("a"))
+    monkeypatch.setattr(queue_batch.Batch, "cancel", too_late)
+    with pytest.raises(openai.ConflictError, match=f"{batch.id} is completed; only a batch that"):
+        client.batches.cancel(batch.id)
+
+
 class Slow:
     """Lets uploads begin, and go on once it is told to."""
 
