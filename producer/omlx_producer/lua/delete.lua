@@ -1,4 +1,5 @@
--- Delete a batch with the jobs of its rows.
+-- Delete a batch with the jobs of its rows. The client of a run may be away: who has cancelled it, and
+-- the stream that tells of it, stay until they expire.
 --
 -- ARGV[1]    run
 -- ARGV[2..]  queues of its rows
@@ -15,4 +16,11 @@ for i = 2, #ARGV do
 end
 redis.call('ZREM', BATCHES_KEY, run)
 redis.call('ZREM', BATCHES_ENDED_KEY, run)
-redis.call('UNLINK', unpack(batch_parts(run)))
+redis.call('UNLINK', batch_rows_key(run), batch_results_key(run))
+local key = batch_key(run)
+local home, by = unpack(redis.call('HMGET', key, 'home', 'cancelled_by'))
+if not (home and by) then return redis.call('UNLINK', key, batch_ended_key(run)) end
+let_expire(run)
+for _, field in ipairs(redis.call('HKEYS', key)) do
+  if field ~= 'cancelled_by' then redis.call('HDEL', key, field) end
+end
