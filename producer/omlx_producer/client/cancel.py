@@ -120,6 +120,5 @@ def _tell_group(pipe: Pipeline, group: str, job_id: str) -> None:
     """Queue the entry of a cancelled job in its group's stream of ends, as workers write it."""
     key = ended_key(group)
     reason = b64encode(zlib.compress(REASON.encode()))
-    fields: dict[Any, Any] = {"job": job_id, "status": "canceled", "type": 3, "exc_string": reason}
-    pipe.xadd(key, fields)
+    pipe.xadd(key, {"job": job_id, "status": "canceled", "exc_string": reason})
     pipe.expire(key, ENDED_SECONDS)

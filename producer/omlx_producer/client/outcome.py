@@ -185,6 +185,8 @@ def ask_result(pipe: Any, job_id: str) -> Any:
 def read_outcome(job_id: str, ending: Ended, entry: ResultEntry | None) -> Outcome:
     """Read the last entry of the results stream of an ended job.
 
+    It has JSON in base64, or the zlib form of the reason in base64.
+
     Raises:
         UnknownJob: if the job finished, but its result has expired.
         MalformedResult: if the entry is not one of RQ's, or not in JSON. Pickle is never read.
@@ -196,15 +198,6 @@ def read_outcome(job_id: str, ending: Ended, entry: ResultEntry | None) -> Outco
     _, payload = entry
     if b"type" not in payload:
         raise _malformed(job_id, "not written by RQ")
-    return read_payload(job_id, ending, payload)
-
-
-def read_payload(job_id: str, ending: Ended, payload: Mapping[bytes, bytes]) -> Outcome:
-    """Read a result as RQ stores it: JSON in base64, or the reason's zlib form in base64.
-
-    Raises:
-        MalformedResult: if it is not one of RQ's, or not in JSON. Pickle is never read.
-    """
     body, error = None, ""
     try:
         if text := payload.get(b"return_value"):

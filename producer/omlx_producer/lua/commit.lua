@@ -54,8 +54,7 @@ end
 local function tell_group(group, job, ending, succeeded, payload, event)
   if not group or group == '' then return end
   redis.call('XADD', ended_key(group), 'MINID', '~', math.floor((time - kept) * 1000), '*',
-    'job', job, 'status', ending, 'type', succeeded and '1' or '2',
-    result_of(succeeded, payload, event))
+    'job', job, 'status', ending, result_of(succeeded, payload, event))
   redis.call('EXPIRE', ended_key(group), kept)
 end
 
