@@ -30,8 +30,8 @@ from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile, output_ids
 from omlx_gateway.pages import BATCHES_INDEX, FILES_INDEX, forget_gone, ids_of, index_entry, page_of
 from omlx_gateway.quotas import require_fewer, require_rate
-from omlx_producer.bulk.batch import Batch, BatchState
-from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult, UnknownJob
+from omlx_producer.bulk.batch import Batch, BatchState, read_batches
+from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult
 
 _ID = re.compile(r"batch_[0-9a-f]{12}")
 _STATUSES = {"uploading": "validating", "open": "in_progress", "done": "completed"}
@@ -118,6 +118,9 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     connection, key, owner = Gateway.of(request).blocking, key_of(request), owner_of(request)
     new = NewBatch.parse(body)
     batch, fields = _batch_of(request), new.fields(owner)
+    # One that is uploaded may be what a killed gateway has left.
+    if connection.hget(batch.key, "state") not in (None, b"uploading"):
+        return _known(batch, fields, owner)
     with _open_input(request, new.input_file_id) as content:
         _require_quota(request, content)
         begun = batch.begin(fields)
@@ -147,12 +150,10 @@ def _require_quota(request: Request, content: IO[bytes]) -> None:
     Raises:
         ApiError: 429 if its key may not send so many, or has too many that wait.
     """
-    gateway, waiting = Gateway.of(request), 0
-    for batch_id in ids_of(gateway.blocking, BATCHES_INDEX, owner_of(request)):
-        with contextlib.suppress(UnknownJob, MalformedResult):
-            state = _batch(gateway.blocking, batch_id).read()
-            waiting += 0 if state.over else state.left
-    require_fewer(gateway, waiting)
+    gateway = Gateway.of(request)
+    ids = ids_of(gateway.blocking, BATCHES_INDEX, owner_of(request))
+    states = read_batches(gateway.blocking, (each.removeprefix("batch_") for each in ids))
+    require_fewer(gateway, sum(state.left for state in states if not state.over))
     rows = sum(not line.isspace() for line in content)
     # The request has counted as one.
     from_thread.run(require_rate, gateway, key_of(request), rows - 1)

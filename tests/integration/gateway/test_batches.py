@@ -440,6 +440,25 @@ def test_an_idempotency_key_makes_one_batch_of_two_requests(client: OpenAI) -> N
     assert len(client.batches.list().data) == 2
 
 
+@pytest.mark.usefixtures("known_model")
+def test_a_repeated_request_gets_its_batch_although_its_rows_leave_no_room(redis_url: str) -> None:
+    again: Any = {"extra_headers": {"Idempotency-Key": "one"}}
+    with (
+        running_gateway(redis_url, Limits(queued=2)) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        first = begin(client, line("a"), line("b"), **again)
+        with pytest.raises(openai.RateLimitError, match="2 of your prompts wait"):
+            begin(client, line("c"))
+        repeated = client.batches.create(
+            input_file_id=first.input_file_id,
+            endpoint=ENDPOINT,
+            completion_window=WINDOW,
+            **again,
+        )
+        assert repeated.id == first.id
+
+
 @pytest.mark.parametrize("path", ["files", "batches"])
 @pytest.mark.parametrize("name", ["..%2F..%2Fx", "%00", "file-x", "batch_" + "0" * 24, "%0d%0aX"])
 def test_an_id_that_is_none_is_not_found(gateway: str, path: str, name: str) -> None:
