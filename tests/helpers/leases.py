@@ -7,6 +7,7 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.wire import (
     PRIORITIES,
+    CancelledEvent,
     ChoiceDelta,
     DoneEvent,
     FailedEvent,
@@ -59,6 +60,10 @@ def done(job_id: str, n: int = 3) -> Ending:
 
 def failed(job_id: str, sentence: str = "it broke") -> Ending:
     return Ending("failed", FailedEvent(job_id=job_id, n=0, error=sentence))
+
+
+def stopped(job_id: str) -> Ending:
+    return Ending("stopped", CancelledEvent(job_id=job_id, n=0, error="stopped"))
 
 
 def expire(connection: Redis, leases: LeaseTable) -> None:

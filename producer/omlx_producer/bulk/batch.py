@@ -391,6 +391,11 @@ class Batch:
         names = load(self.connection, "withdraw")(args=[self.run, *queues])
         return [str_if_bytes(name) for name in names]
 
+    def known(self) -> set[str]:
+        """The rows of a run in the batch."""
+        found: Any = self.connection.smembers(batch_rows_key(self.run))
+        return set(map(str_if_bytes, found))
+
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Those of these rows of a run that the batch does not know."""
         if not names:

@@ -116,7 +116,8 @@ class Collector:
         self._exhausted = self._stopping = False
         self._reconciled_at = time.monotonic()
         self._withdrawn_at = float("-inf")
-        self._cancelled_before = False
+        # Digests: rows that an earlier command left, of a batch that was cancelled.
+        self._cancelled_before: set[str] = set()
         self.cancelled_by = ""
         self.waited: list[Row] = []
 
@@ -151,7 +152,9 @@ class Collector:
             OSError: if the sink cannot be written.
         """
         if self._found is None:
-            self._cancelled_before = bool(self._batch.open_run(*self._settings))
+            known = self._batch.known()
+            if self._batch.open_run(*self._settings):
+                self._cancelled_before = known
             self._found = self._batch.stored_results()
         self._acknowledge()
         self._enter()
@@ -249,9 +252,8 @@ class Collector:
             self._unsent[row.digest] = row
             return
         result = RowResult.of_line(row, found)
-        stopped = self._cancelled_before and result.code == CANCELLED
-        if result.ok or not (self._rerun_failures or stopped):
-            self._settle(result)
+        if result.ok or not self._rerun_failures:
+            self._end(result, row)
         else:
             self._batch.acknowledge([row.digest])
             self._unsent[row.digest] = row
@@ -295,13 +297,21 @@ class Collector:
                     self._found[digest] = line
 
     def _end(self, result: RowResult, row: Row) -> None:
-        """Settle a result; but a row that the cancel of the batch has stopped counts as not run."""
-        if not (self.cancelled_by and result.code == CANCELLED):
+        """Settle a result; but a row that a cancel of the batch has stopped counts as not run.
+
+        After the cancel of an earlier command it runs.
+        """
+        stopped = self.cancelled_by or row.digest in self._cancelled_before
+        if not (stopped and result.code == CANCELLED):
             self._settle(result)
             return
         self._batch.acknowledge([row.digest], self._hints.pop(row.digest, ()))
-        self.waited.append(row)
-        self._leave(row.digest)
+        self._cancelled_before.discard(row.digest)
+        if self._stopping:
+            self.waited.append(row)
+            self._leave(row.digest)
+        else:
+            self._unsent[row.digest] = row
 
     def _heed(self, cancelled_by: str) -> None:
         if cancelled_by and not self.cancelled_by:

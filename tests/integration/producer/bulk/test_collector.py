@@ -19,7 +19,7 @@ from omlx_producer.connection import connect
 from omlx_producer.wire import GenerationRequest
 from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
 from tests.helpers.bulk_runs import jobs_in_redis
-from tests.helpers.leases import claim, commit, done, expire, failed, table
+from tests.helpers.leases import claim, commit, done, expire, failed, stopped, table
 from tests.helpers.workers import run_burst, running_worker, wait_for
 
 
@@ -362,6 +362,35 @@ def test_what_a_cancel_of_the_batch_has_taken_out_or_stopped_runs_with_the_next_
     assert all(result.ok for result in sink.results)
     assert batch.read().state == "done"
     assert not batch.cancel()
+
+
+@pytest.mark.parametrize("then", ["it runs", "it is cancelled", "the command is stopped"])
+def test_a_row_that_the_cancel_of_an_earlier_command_stops_late_counts_as_not_run(
+    redis_url: str, connection: redis.Redis, then: str
+) -> None:
+    sink, wanted, leases = Kept(), rows(2), table(connection)
+    Collector(connection, RUN, wanted, Kept()).turn(0.01)
+    (runs,) = claim(leases)
+    assert Batch.of_run(connection, RUN).cancel()
+    again = Collector(connection, RUN, wanted, sink)
+    again.turn(0.01)
+    if then == "the command is stopped":
+        again.stop()
+    commit(leases, runs, stopped(runs.id))
+    for _ in range(2):
+        again.turn(0.01)
+    if then == "it is cancelled":
+        for job in claim(leases, 2):
+            commit(leases, job, stopped(job.id))
+    elif then == "it runs":
+        run_burst(redis_url)
+    finish(again)
+    assert [(result.row.custom_id, result.code) for result in sink.results] == {
+        "it runs": [("r1", ""), ("r0", "")],
+        "it is cancelled": [("r1", "cancelled"), ("r0", "cancelled")],
+        "the command is stopped": [],
+    }[then]
+    assert rows_in_redis(connection) == 0
 
 
 def test_no_row_enters_a_batch_that_is_cancelled(connection: redis.Redis) -> None:
