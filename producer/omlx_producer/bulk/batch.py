@@ -439,11 +439,10 @@ class Batch:
         Args:
             entries: ids of `ended`.
         """
-        if not names:
-            return
         with self.connection.pipeline() as pipe:
-            pipe.hdel(self.results_key, *names)
-            pipe.srem(batch_rows_key(self.run), *names)
+            if names:
+                pipe.hdel(self.results_key, *names)
+                pipe.srem(batch_rows_key(self.run), *names)
             if ids := list(entries):
                 pipe.xdel(self.ended_key, *ids)
             pipe.execute()

@@ -158,7 +158,7 @@ class Collector:
             self._found = self._batch.stored_results()
         self._acknowledge()
         self._enter()
-        if self._stopping:
+        if self._stopping and time.monotonic() - self._withdrawn_at >= WITHDRAW_SECONDS:
             self._withdraw()
         self._collect(wait)
         if time.monotonic() - self._reconciled_at > RECONCILE_SECONDS:
@@ -336,8 +336,6 @@ class Collector:
         self._reconciled_at = time.monotonic()
 
     def _withdraw(self) -> None:
-        if time.monotonic() - self._withdrawn_at < WITHDRAW_SECONDS:
-            return
         left = [*self._batch.withdraw(), *self._unsent]
         if self.cancelled_by:
             # Whoever cancels takes rows out, too.

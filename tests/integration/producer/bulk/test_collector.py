@@ -210,6 +210,32 @@ def test_the_rows_that_are_done_or_edited_are_swept_away(
     assert rows_in_redis(connection) == connection.hlen(f"omlx:batch:{RUN}:results") == 0
 
 
+def test_what_tells_of_results_that_were_taken_is_swept_away(connection: redis.Redis) -> None:
+    batch = Batch.of_run(connection, RUN)
+    Collector(connection, RUN, rows(1), Kept()).turn(0.01)
+    leases = table(connection)
+    (job,) = claim(leases)
+    commit(leases, job, done(job.id))
+    batch.acknowledge([rows(1)[0].digest])
+    again = Collector(connection, RUN, rows(0), Kept())
+    finish(again)
+    again.sweep()
+    assert connection.xlen(batch.ended_key) == 0
+
+
+def test_an_abandoned_run_takes_its_rows_out_whatever_it_did_a_moment_before(
+    connection: redis.Redis,
+) -> None:
+    collector, leases = Collector(connection, RUN, rows(5), Kept()), table(connection)
+    collector.turn(0.01)
+    claimed = claim(leases, 2)
+    collector.stop()
+    collector.turn(0.01)
+    leases.give_back(claimed)
+    collector.abandon()
+    assert rows_in_redis(connection) == jobs_in_redis(connection) == 0
+
+
 def test_a_run_whose_last_rows_are_withdrawn_leaves_nothing_for_ever(
     connection: redis.Redis,
 ) -> None:
