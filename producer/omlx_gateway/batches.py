@@ -126,10 +126,14 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         begun = batch.begin(fields)
         if not begun:
             return _known(batch, fields, owner)
-        now = time.time()
-        connection.zadd(BATCHES_INDEX, {index_entry(owner, now, f"batch_{batch.run}"): 0})
-        for output in output_ids(batch):
-            connection.zadd(FILES_INDEX, {index_entry(owner, now, output): 0})
+        batch_id, now = f"batch_{batch.run}", time.time()
+        # It is, if the upload of a killed gateway was replaced.
+        if batch_id not in ids_of(connection, BATCHES_INDEX, owner):
+            with connection.pipeline() as pipe:
+                pipe.zadd(BATCHES_INDEX, {index_entry(owner, now, batch_id): 0})
+                for output in output_ids(batch):
+                    pipe.zadd(FILES_INDEX, {index_entry(owner, now, output): 0})
+                pipe.execute()
         with batch.kept():
             try:
                 source = BatchInput(connection, content, new.completion_window, new.endpoint, owner)
@@ -141,7 +145,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         else:
             with source.rows() as rows, contextlib.suppress(JobCancelled):
                 batch.upload(rows, begun)
-    return _document(*find(connection, f"batch_{batch.run}", owner))
+    return _document(*find(connection, batch_id, owner))
 
 
 def _require_quota(request: Request, content: IO[bytes]) -> None:

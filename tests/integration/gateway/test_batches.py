@@ -16,6 +16,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 from redis import Redis
+from redis.exceptions import RedisError
 
 from omlx_gateway import outputs
 from omlx_gateway.batches import shrink_indexes
@@ -438,6 +439,25 @@ def test_an_idempotency_key_makes_one_batch_of_two_requests(client: OpenAI) -> N
     with pytest.raises(openai.BadRequestError, match="another request"):
         create("one", metadata={"a": "b"})
     assert len(client.batches.list().data) == 2
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_upload_that_was_killed_and_repeated_is_listed_once(
+    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise RedisError
+
+    again: Any = {"extra_headers": {"Idempotency-Key": "one"}}
+    with monkeypatch.context() as patch, pytest.raises(openai.InternalServerError):
+        patch.setattr(queue_batch.Batch, "upload", killed)
+        begin(client, line("a"), **again)
+    [key] = connection.keys("omlx:batch:*")
+    connection.expire(key, queue_batch.UPLOAD_SECONDS - queue_batch.ALIVE_SECONDS - 1)
+    done = until(client, begin(client, line("a"), **again), "completed")
+    assert [each.id for each in client.batches.list().data] == [done.id]
+    files = [each.id for each in client.files.list().data]
+    assert files.count(done.output_file_id or "") == 1
 
 
 @pytest.mark.usefixtures("known_model")
