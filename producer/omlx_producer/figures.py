@@ -15,7 +15,7 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.client.models import parse_models
 from omlx_producer.client.waiting import date_seconds, models_of, queue_key
 from omlx_producer.client.workers import WorkerFigures, parse_workers
-from omlx_producer.lua import source
+from omlx_producer.lua import load
 from omlx_producer.terminal import counted, duration, in_units
 from omlx_producer.wire import PRIORITIES, ModelInfo, Priority, queue_name
 from omlx_producer.wire.keys import MODELS_KEY, PAUSED_KEY, open_key, workers_key
@@ -198,10 +198,9 @@ def _read_queues(
         for place, runs in zip(places, pipe.execute(), strict=True):
             batches = (Batch.of_run(connection, str_if_bytes(run)) for run in runs)
             lists += [(place, 1, each.waiting_key(queue_name(*place))) for each in batches]
-        for start in range(0, len(lists), _LISTS_AT_ONCE):
-            keys = [key for *_, key in lists[start : start + _LISTS_AT_ONCE]]
-            pipe.eval(source("lists"), 0, *keys)
-        answers = [answer for answers in pipe.execute() for answer in answers]
+    look, answers = load(connection, "lists"), []
+    for start in range(0, len(lists), _LISTS_AT_ONCE):
+        answers += look(args=[key for *_, key in lists[start : start + _LISTS_AT_ONCE]])
     counts = {place: [0, 0] for place in places}
     ages = defaultdict[tuple[str, Priority], list[float]](list)
     for (place, kind, _), (count, date) in zip(lists, answers, strict=True):

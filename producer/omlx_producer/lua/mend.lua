@@ -42,7 +42,7 @@ end
 local looked = 0
 local runs = redis.call('ZRANGE', BATCHES_KEY, first, first + most - 1)
 for i, run in ipairs(runs) do
-  looked = looked + 1 + (mend_batch(run) or 0)
+  looked = looked + 1 + mend_batch(run)
   if looked >= most then return first + i end
 end
 return false

@@ -82,6 +82,15 @@ def test_rows_of_batches_wait_like_jobs_until_they_are_dropped(
     assert waiting(connection) == {"high": 0, "default": 0, "bulk": 1}
 
 
+def test_the_text_of_a_script_is_sent_once(connection: redis.Redis) -> None:
+    announce(connection)
+    connection.script_flush()
+    before = connection.info("commandstats").get("cmdstat_eval", {"calls": 0})["calls"]
+    for _ in range(3):
+        read_figures(connection)
+    assert connection.info("commandstats")["cmdstat_eval"]["calls"] == before + 1
+
+
 def test_the_tables_show_queues_and_workers(connection: redis.Redis) -> None:
     announce(connection)
     sign_on(connection, "mac-1")
