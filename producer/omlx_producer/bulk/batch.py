@@ -88,6 +88,7 @@ class BatchState(BaseModel):
         failures: failed rows by code.
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
+        home: whether it is that of a run, whose command takes the results.
         created_at, ended_at: in seconds since 1970.
         fetched_at, fetched_to: when its results left Redis, and for which file.
 
@@ -106,6 +107,7 @@ class BatchState(BaseModel):
     left: int = 0
     usage: RowUsage = RowUsage()
     queues: tuple[str, ...] = Field((), exclude=True)
+    home: bool = Field(False, exclude=True)
     created_at: FiniteFloat
     ended_at: FiniteFloat | None = None
     fetched_at: FiniteFloat | None = None
@@ -151,7 +153,7 @@ class BatchState(BaseModel):
                 f"{batch_id}: {name}: got {found.get(name, '')!r:.60} in Redis; set a number, or "
                 "delete the batch",
             ) from None
-        if "home" in found and state.left <= 0:
+        if state.home and state.left <= 0:
             ended = "cancelled" if state.state == "cancelling" else "done"
             return state.model_copy(update={"state": ended})
         return state

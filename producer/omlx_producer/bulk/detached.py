@@ -68,7 +68,7 @@ class BatchHandle:
         """The results so far, in the order of the rows.
 
         Raises:
-            InvalidRequest: if they have left Redis for a file.
+            InvalidRequest: if they have left Redis for a file, as those of a run do.
             UnknownJob: after the last one, if some are missing in Redis.
         """
         state = self.status()
@@ -100,7 +100,7 @@ class BatchHandle:
 
         Raises:
             InvalidRequest: if the file has another suffix or holds something else, or the results
-                have left Redis for another one.
+                have left Redis for another one, as those of a run do.
             JobTimeout: if the batch is not over.
             UnknownJob: if results are missing in Redis; nothing is written then.
             OSError: if a file cannot be written.
@@ -165,11 +165,17 @@ def was_fetched(state: BatchState, output: Path | None) -> bool:
 
 
 def require_in_redis(state: BatchState) -> None:
-    """Check that the results have not left Redis.
+    """Check that the results have not left Redis, and are no run's.
 
     Raises:
-        InvalidRequest: says for what and when they have.
+        InvalidRequest: says where they are, and when they have left.
     """
+    if state.home:
+        raise InvalidRequest(
+            None,
+            f"{state.id}: is the batch of a run, whose command writes the results to its output",
+            "use that file",
+        )
     if state.fetched_at is not None:
         raise InvalidRequest(None, fetched_text(state))
 

@@ -26,7 +26,7 @@ from tests.helpers.bulk_runs import (
 )
 from tests.helpers.leases import claim, commit, done, failed, table
 from tests.helpers.row_results import body
-from tests.helpers.workers import ALIAS, run_burst
+from tests.helpers.workers import ALIAS, run_burst, running_worker
 from tests.integration.producer.bulk.conftest import Run
 
 
@@ -264,6 +264,20 @@ def test_results_replace_no_file_of_something_else(
         assert done.exit_code == 2
         assert f"{name}: {said}" in done.stderr
         assert (tmp_path / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize("args", [(), ("-o", "results.jsonl"), ("--wait",)])
+def test_the_results_of_a_run_are_in_the_output_of_its_command(
+    redis_url: str, connection: redis.Redis, tmp_path: Path, run: Run, args: tuple[str, ...]
+) -> None:
+    source, output = write_rows(tmp_path / "rows.jsonl", 3), tmp_path / "out.jsonl"
+    with running_worker(redis_url):
+        assert run("run", str(source), "-o", str(output)).exit_code == 0
+    with contextlib.closing(Store(run_path(output))) as store:
+        batch = Batch.of_run(connection, store.run)
+    told = run("results", batch.id, *args)
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert f"{batch.id}: is the batch of a run, whose command writes the results" in told.stderr
 
 
 def test_results_replace_no_output_of_a_run(
