@@ -122,8 +122,8 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     if connection.hget(batch.key, "state") not in (None, b"uploading"):
         return _known(batch, fields, owner)
     with _open_input(request, new.input_file_id) as content:
-        _require_quota(request, content)
-        begun = batch.begin(fields)
+        left = _require_quota(request, content)
+        begun = batch.begin(fields | {"left": left})
         if not begun:
             return _known(batch, fields, owner)
         batch_id, now = f"batch_{batch.run}", time.time()
@@ -148,8 +148,8 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     return _document(*find(connection, batch_id, owner))
 
 
-def _require_quota(request: Request, content: IO[bytes]) -> None:
-    """Count the rows of an input.
+def _require_quota(request: Request, content: IO[bytes]) -> int:
+    """Count the rows of an input; returns their number.
 
     Raises:
         ApiError: 429 if its key may not send so many, or has too many that wait.
@@ -161,6 +161,7 @@ def _require_quota(request: Request, content: IO[bytes]) -> None:
     rows = sum(not line.isspace() for line in content)
     # The request has counted as one.
     from_thread.run(require_rate, gateway, key_of(request), rows - 1)
+    return rows
 
 
 def _open_input(request: Request, file_id: str) -> IO[bytes]:

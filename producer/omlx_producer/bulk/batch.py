@@ -86,7 +86,7 @@ class BatchState(BaseModel):
             of it is in Redis; a batch over HTTP may also be failed, if its input is wrong; in a
             list one may be broken, if its hash cannot be read.
         failures: failed rows by code.
-        left: rows without a result; 0 while it is uploaded.
+        left: rows without a result; 0 while it is uploaded, but over HTTP those of its input.
         queues: of its rows.
         home: whether it is that of a run, whose command takes the results.
         created_at, ended_at: in seconds since 1970.

@@ -449,15 +449,31 @@ def test_an_upload_that_was_killed_and_repeated_is_listed_once(
         raise RedisError
 
     again: Any = {"extra_headers": {"Idempotency-Key": "one"}}
-    with monkeypatch.context() as patch, pytest.raises(openai.InternalServerError):
+    with monkeypatch.context() as patch:
         patch.setattr(queue_batch.Batch, "upload", killed)
-        begin(client, line("a"), **again)
+        with pytest.raises(openai.InternalServerError):
+            begin(client, line("a"), **again)
     [key] = connection.keys("omlx:batch:*")
     connection.expire(key, queue_batch.UPLOAD_SECONDS - queue_batch.ALIVE_SECONDS - 1)
     done = until(client, begin(client, line("a"), **again), "completed")
     assert [each.id for each in client.batches.list().data] == [done.id]
     files = [each.id for each in client.files.list().data]
     assert files.count(done.output_file_id or "") == 1
+
+
+@pytest.mark.usefixtures("known_model")
+def test_rows_that_are_uploaded_count_as_waiting(redis_url: str, slow: Slow) -> None:
+    with (
+        running_gateway(redis_url, Limits(queued=2)) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = pool.submit(begin, client, line("a"), line("b"))
+        assert slow.begun.wait(20)
+        with pytest.raises(openai.RateLimitError, match="2 of your prompts wait"):
+            begin(client, line("c"))
+        slow.goes_on.set()
+        assert asked.result(20).status == "in_progress"
 
 
 @pytest.mark.usefixtures("known_model")
