@@ -118,8 +118,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     connection, key, owner = Gateway.of(request).blocking, key_of(request), owner_of(request)
     new = NewBatch.parse(body)
     batch, fields = _batch_of(request), new.fields(owner)
-    # One that is uploaded may be what a killed gateway has left.
-    if connection.hget(batch.key, "state") not in (None, b"uploading"):
+    if (state := connection.hget(batch.key, "state")) and _goes_on(batch, str_if_bytes(state)):
         return _known(batch, fields, owner)
     with _open_input(request, new.input_file_id) as content:
         left = _require_quota(request, content)
@@ -148,6 +147,11 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     return _document(*find(connection, batch_id, owner))
 
 
+def _goes_on(batch: Batch, state: str) -> bool:
+    """Whether a batch is none whose upload was killed."""
+    return state != "uploading" or batch.is_kept()
+
+
 def _require_quota(request: Request, content: IO[bytes]) -> int:
     """Count the rows of an input; returns their number.
 
@@ -157,7 +161,12 @@ def _require_quota(request: Request, content: IO[bytes]) -> int:
     gateway = Gateway.of(request)
     ids = ids_of(gateway.blocking, BATCHES_INDEX, owner_of(request))
     states = read_batches(gateway.blocking, (each.removeprefix("batch_") for each in ids))
-    require_fewer(gateway, sum(state.left for state in states if not state.over))
+    waiting = (
+        state.left
+        for state in states
+        if not state.over and _goes_on(Batch(gateway.blocking, state.id), state.state)
+    )
+    require_fewer(gateway, sum(waiting))
     rows = sum(not line.isspace() for line in content)
     # The request has counted as one.
     from_thread.run(require_rate, gateway, key_of(request), rows - 1)

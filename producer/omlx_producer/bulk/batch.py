@@ -305,6 +305,10 @@ class Batch:
             over.set()
             thread.join()
 
+    def is_kept(self) -> bool:
+        """Whether somebody goes on with its upload."""
+        return self.connection.ttl(self.key) > UPLOAD_SECONDS - ALIVE_SECONDS
+
     def _write(
         self,
         entries: list[tuple[int, Row | BadRow]],

@@ -442,23 +442,28 @@ def test_an_idempotency_key_makes_one_batch_of_two_requests(client: OpenAI) -> N
 
 
 @pytest.mark.usefixtures("worker")
-def test_an_upload_that_was_killed_and_repeated_is_listed_once(
-    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch
+def test_an_upload_that_was_killed_takes_no_room_and_is_listed_once_when_repeated(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: Any) -> None:
         raise RedisError
 
     again: Any = {"extra_headers": {"Idempotency-Key": "one"}}
-    with monkeypatch.context() as patch:
-        patch.setattr(queue_batch.Batch, "upload", killed)
-        with pytest.raises(openai.InternalServerError):
-            begin(client, line("a"), **again)
-    [key] = connection.keys("omlx:batch:*")
-    connection.expire(key, queue_batch.UPLOAD_SECONDS - queue_batch.ALIVE_SECONDS - 1)
-    done = until(client, begin(client, line("a"), **again), "completed")
-    assert [each.id for each in client.batches.list().data] == [done.id]
-    files = [each.id for each in client.files.list().data]
-    assert files.count(done.output_file_id or "") == 1
+    with (
+        running_gateway(redis_url, Limits(queued=1)) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(queue_batch.Batch, "upload", killed)
+            with pytest.raises(openai.InternalServerError):
+                begin(client, line("a"), **again)
+        [key] = connection.keys("omlx:batch:*")
+        connection.expire(key, queue_batch.UPLOAD_SECONDS - queue_batch.ALIVE_SECONDS - 1)
+        until(client, begin(client, line("b")), "completed")
+        done = until(client, begin(client, line("a"), **again), "completed")
+        ids = [each.id for each in client.batches.list().data]
+        files = [each.id for each in client.files.list().data]
+    assert ids.count(done.id) == files.count(done.output_file_id or "") == 1
 
 
 @pytest.mark.usefixtures("known_model")
