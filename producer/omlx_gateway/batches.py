@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
+import secrets
 import time
 from typing import IO, Any
 
@@ -34,7 +35,6 @@ from omlx_producer.bulk.batch import Batch, BatchState, read_batches
 from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult
 
 _ID = re.compile(r"batch_[0-9a-f]{12}")
-_STATUSES = {"uploading": "validating", "open": "in_progress", "done": "completed"}
 _TIMES = (
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
     *("cancelling_at", "cancelled_at"),
@@ -76,7 +76,7 @@ def _document(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
 
 def _read(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
     state = BatchState.of(batch.id, found)
-    status = _STATUSES.get(state.state, state.state)
+    status = state.status
     times = dict[str, int | None].fromkeys(_TIMES)
     if status not in ("validating", "failed"):
         times["in_progress_at"] = int(state.created_at)
@@ -193,11 +193,9 @@ def _open_input(request: Request, file_id: str) -> IO[bytes]:
 
 def _batch_of(request: Request) -> Batch:
     """A new batch; the same one for the same ``Idempotency-Key`` of an API key."""
-    connection, given = Gateway.of(request).blocking, request.headers.get("idempotency-key")
-    if given is None:
-        return Batch.new(connection)
+    given = request.headers.get("idempotency-key", secrets.token_hex())
     digest = hashlib.sha256(f"{owner_of(request)}:{given}".encode()).hexdigest()
-    return Batch.of_run(connection, digest[:12])
+    return Batch.of_run(Gateway.of(request).blocking, digest[:12])
 
 
 def _known(batch: Batch, fields: dict[str, Any], owner: str | None) -> dict[str, Any]:

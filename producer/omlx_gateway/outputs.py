@@ -48,7 +48,7 @@ class OutputFile:
         Raises:
             UnknownJob: if the batch has expired, or the file was deleted.
         """
-        state = self.batch.look()
+        state = self.batch.read(broken=True)
         names = ("owner", f"{self._kind}_bytes", f"{self._kind}_deleted")
         stored: Any = self.batch.connection.hmget(self.batch.key, names)
         owner, size, deleted = (each and str_if_bytes(each) for each in stored)

@@ -28,9 +28,6 @@ from omlx_producer.figures import read_figures
 from omlx_producer.program import port_error
 from omlx_producer.wire.keys import BATCHES_ENDED_KEY, BATCHES_KEY
 
-STATUSES = {"done": "completed", "expired": "expired", "cancelled": "cancelled"}
-"""OpenAI's names of a batch's states."""
-
 HOUR = 3600.0
 _LATENCIES = (10, 60, 300, 900, 1800, HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, 16 * HOUR, 24 * HOUR)
 
@@ -108,7 +105,7 @@ class QueueCollector(Collector):
             registry=None,
             buckets=_LATENCIES,
         )
-        for status in STATUSES.values():
+        for status in ("completed", "expired", "cancelled"):
             self._latency.labels(status)
         self._since: float | None = None
         with contextlib.suppress(RedisError):
@@ -150,10 +147,10 @@ class QueueCollector(Collector):
         if self._since is None:
             self._since = server_time(self._connection)
         for state in self._states(BATCHES_ENDED_KEY, f"({self._since}"):
-            if state.state in STATUSES and state.ended_at is not None:
+            if state.ended_at is not None:
                 self._since = max(self._since, state.ended_at)
                 seconds = state.ended_at - state.created_at
-                self._latency.labels(STATUSES[state.state]).observe(seconds)
+                self._latency.labels(state.status).observe(seconds)
 
     def _states(self, key: str, since: str = "-inf") -> list[BatchState]:
         runs: Any = self._connection.zrangebyscore(key, since, "+inf")

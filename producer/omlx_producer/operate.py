@@ -268,7 +268,7 @@ def delete_by_id(connection: redis.Redis, job_id: str) -> None:
 
 
 def _delete_batch(batch: Batch) -> None:
-    state = batch.look()
+    state = batch.read(broken=True)
     # Its running rows stop at once, not when their worker renews its leases.
     batch.cancel()
     load(batch.connection, "delete")(args=[batch.run, *state.queues])

@@ -72,6 +72,7 @@ UPLOAD_SECONDS = 3600
 ALIVE_SECONDS = 15
 ROWS_AT_ONCE = 200
 OVER = ("done", "expired", "cancelled", "failed")
+_STATUSES = {"uploading": "validating", "open": "in_progress", "done": "completed"}
 
 
 def is_batch_id(text: str) -> bool:
@@ -123,6 +124,11 @@ class BatchState(BaseModel):
     def over(self) -> bool:
         return self.state in OVER
 
+    @property
+    def status(self) -> str:
+        """OpenAI's name of its state."""
+        return _STATUSES.get(self.state, self.state)
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def models(self) -> list[str]:
@@ -158,6 +164,15 @@ class BatchState(BaseModel):
             return state.model_copy(update={"state": ended})
         return state
 
+    @classmethod
+    def of_any(cls, batch_id: str, found: Mapping[str, str]) -> BatchState:
+        """The same, but ``broken`` if a field is missing or broken."""
+        try:
+            return cls.of(batch_id, found)
+        except MalformedResult:
+            broken = {"state": "broken", "created_at": str(time.time())}
+            return cls.of(batch_id, broken | {"queues": found.get("queues", "")})
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -167,22 +182,11 @@ class Batch:
     id: str
 
     @classmethod
-    def create(
-        cls,
-        connection: redis.Redis,
-        *,
-        priority: Priority = "bulk",
-        job_timeout: int = JOB_SECONDS,
-    ) -> Batch:
-        """Make a new batch; fill it with `upload`."""
-        batch = cls.new(connection)
-        batch.begin({"priority": priority, "job_timeout": job_timeout})
+    def create(cls, connection: redis.Redis, **fields: Any) -> Batch:
+        """Make a batch with a new id; see `begin`."""
+        batch = cls.of_run(connection, new_run_id())
+        batch.begin(fields)
         return batch
-
-    @classmethod
-    def new(cls, connection: redis.Redis) -> Batch:
-        """A batch with a new id."""
-        return cls(connection, f"batch-{new_run_id()}")
 
     def begin(self, fields: Mapping[str, Any]) -> str:
         """Make a batch with this id; fill it with `upload`.
@@ -208,7 +212,7 @@ class Batch:
             begun: when it was made, see `begin`.
             errors: what is wrong with it, as JSON.
         """
-        load(self.connection, "refuse")(args=[self.run, begun, errors])
+        load(self.connection, "open")(args=[self.run, begun, 0, errors])
 
     @property
     def run(self) -> str:
@@ -261,7 +265,7 @@ class Batch:
                     if isinstance(row, Row):
                         queues[queue_name(row.request.model, priority)] = None
                 count = self._write(entries, count, priority, queues, created_at)
-        args = [self.run, created_at, count, *queues]
+        args = [self.run, created_at, count, "", *queues]
         self._require_uploaded(load(self.connection, "open")(args=args))
         self._ring(queues, count)
         return count
@@ -495,8 +499,11 @@ class Batch:
             pipe.unlink(self.results_key)
             pipe.execute()
 
-    def read(self) -> BatchState:
+    def read(self, *, broken: bool = False) -> BatchState:
         """Read the state of the batch.
+
+        Args:
+            broken: whether a hash that cannot be read gives the state ``broken``, not an error.
 
         Raises:
             UnknownJob: if it does not exist.
@@ -505,15 +512,7 @@ class Batch:
         found = _decoded(self.connection.hgetall(self.key)) if is_batch_id(self.id) else {}
         if "created_at" not in found:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
-        return BatchState.of(self.id, found)
-
-    def look(self) -> BatchState:
-        """The state of the batch, as in a list; see `read_batches`.
-
-        Raises:
-            UnknownJob: if it does not exist.
-        """
-        return next(iter(read_batches(self.connection, [self.run])), None) or self.read()
+        return (BatchState.of_any if broken else BatchState.of)(self.id, found)
 
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
@@ -521,7 +520,7 @@ class Batch:
         The batch is over when its last running row has ended; one that is uploaded is at once. The
         command of a run ends as if it was interrupted. Returns False if it is over already.
         """
-        queues = self.look().queues
+        queues = self.read(broken=True).queues
         found = load(self.connection, "cancel")(args=[self.run, _this_user(), *queues])
         if found is None:
             return False
@@ -557,15 +556,11 @@ def read_batches(connection: redis.Redis, runs: Iterable[Any]) -> list[BatchStat
             for batch in batches:
                 pipe.hgetall(batch.key)
             found = [_decoded(raw) for raw in pipe.execute()]
-        for batch, fields in zip(batches, found, strict=True):
-            if "created_at" not in fields:
-                continue
-            try:
-                states.append(BatchState.of(batch.id, fields))
-            except MalformedResult:
-                broken = {"state": "broken", "created_at": str(time.time())}
-                broken["queues"] = fields.get("queues", "")
-                states.append(BatchState.of(batch.id, broken))
+        states += [
+            BatchState.of_any(batch.id, fields)
+            for batch, fields in zip(batches, found, strict=True)
+            if "created_at" in fields
+        ]
     return states
 
 

@@ -17,7 +17,7 @@ from omlx_producer.bulk.batch import ALIVE_SECONDS, UPLOAD_SECONDS, Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.connection import connect
 from omlx_producer.wire.keys import BATCHES_KEY
-from tests.helpers.bulk_rows import QUEUE, rows
+from tests.helpers.bulk_rows import QUEUE, RUN, rows
 from tests.helpers.workers import wait_for
 
 BAD = BadRow(1, None, "unparsable", "line 1: not JSON", "0" * 24, False)
@@ -84,7 +84,7 @@ def test_an_upload_that_slept_adds_nothing_to_the_one_that_has_its_place(
 def test_an_upload_that_slept_before_its_first_row_is_none_of_the_one_in_its_place(
     connection: redis.Redis,
 ) -> None:
-    batch = Batch.new(connection)
+    batch = Batch.of_run(connection, RUN)
     slept = batch.begin({})
     connection.expire(batch.key, UPLOAD_SECONDS - ALIVE_SECONDS)
     begun = batch.begin({})
@@ -110,7 +110,7 @@ def test_a_batch_is_made_though_the_answer_is_lost(
         # The server knows the script.
         Batch.create(connection)
         monkeypatch.setattr(Connection, "send_packed_command", cut_first_script)
-        assert Batch.new(connection).begin({})
+        assert Batch.of_run(connection, RUN).begin({})
         assert len(cuts) == 1
 
 
