@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from starlette.responses import JSONResponse, Response
 
 from omlx_gateway.access import KeyCheck, SiteCheck
 from omlx_gateway.batches import shrink_indexes
-from omlx_gateway.errors import ApiError, ErrorAnswers
+from omlx_gateway.errors import ApiError, ErrorAnswers, log
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import KeyFile
 from omlx_gateway.limits import Limits
 from omlx_gateway.routes import routes
+from omlx_producer.complaints import cause
 from omlx_producer.connection import redis_url
 
 CLEAN_SECONDS = 600
@@ -77,8 +78,16 @@ async def _clean_up(gateway: Gateway) -> None:
     """Remove what killed uploads have left, and entries of what has gone, now and then."""
     while True:
         for work in (gateway.contents.clean_up, partial(shrink_indexes, gateway.blocking)):
-            with suppress(OSError, RedisError):
+            try:
                 await run_in_threadpool(work)
+            except Exception as error:  # noqa: BLE001 (it goes on whatever happens)
+                bug = not isinstance(error, OSError | RedisError)
+                log.warning(
+                    "cleaning up has failed, and is tried again in %d s: %s",
+                    CLEAN_SECONDS,
+                    cause(error),
+                    exc_info=bug,
+                )
         await asyncio.sleep(CLEAN_SECONDS)
 
 

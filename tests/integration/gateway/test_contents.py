@@ -16,7 +16,7 @@ from openai import APIStatusError, OpenAI
 from redis import Redis
 
 from omlx_gateway.app import create_app
-from omlx_gateway.contents import RedisContents
+from omlx_gateway.contents import FolderContents, RedisContents
 from omlx_producer.bulk.batch import KEEP_SECONDS
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, wait_for
@@ -107,9 +107,20 @@ def test_a_full_disk_is_a_507_that_names_the_folder_and_leaves_nothing(
     assert [*folder.glob("*"), *connection.keys("omlx:file*")] == []
 
 
-def test_what_a_killed_upload_left_goes_while_a_gateway_runs(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_killed_upload_left_goes_while_a_gateway_runs_though_its_removal_failed(
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    clean_up, failures = FolderContents.clean_up, [OSError("no disk"), ValueError("a bug")]
+
+    def failing(contents: FolderContents) -> None:
+        if failures:
+            raise failures.pop(0)
+        clean_up(contents)
+
+    monkeypatch.setattr(FolderContents, "clean_up", failing)
     monkeypatch.setattr("omlx_gateway.app.CLEAN_SECONDS", 0)
     part, whole, other = (tmp_path / f"file-{name}" for name in ("a.part", "b", "c.part"))
     with running_gateway(redis_url, files_dir=tmp_path):
@@ -119,6 +130,10 @@ def test_what_a_killed_upload_left_goes_while_a_gateway_runs(
             os.utime(path, (0, 0))
         wait_for(lambda: not part.exists())
         assert {*tmp_path.iterdir()} == {whole, other}
+    first, second = (each for each in caplog.records if "cleaning up" in each.message)
+    assert first.message.endswith("no disk")
+    assert not first.exc_info
+    assert second.exc_info
 
 
 def test_a_content_that_is_elsewhere_is_a_404_with_the_remedy(
