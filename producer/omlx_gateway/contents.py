@@ -15,8 +15,7 @@ from redis import Redis
 
 from omlx_gateway.errors import NotStored
 from omlx_gateway.limits import MAX_FILE_BYTES, MAX_REDIS_FILE_BYTES
-from omlx_producer.bulk.batch import KEEP_SECONDS
-from omlx_producer.wire.keys import file_content_key
+from omlx_producer.wire.keys import KEEP_SECONDS, file_content_key
 
 _CHUNK_BYTES = 2**20
 _PART_SUFFIX = ".part"

@@ -14,8 +14,9 @@ from typing import Any
 from redis import Redis
 from redis.utils import str_if_bytes
 
-from omlx_producer.bulk.batch import KEEP_SECONDS, Batch
+from omlx_producer.bulk.batch import Batch
 from omlx_producer.errors import UnknownJob
+from omlx_producer.wire.keys import KEEP_SECONDS
 
 _ID = re.compile(r"file-([0-9a-f]{12})0{11}([01])")
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import ApiKey
-from omlx_producer.bulk.batch import KEEP_SECONDS
 from omlx_producer.lua import source
-from omlx_producer.wire.keys import prompts_key
+from omlx_producer.wire.keys import KEEP_SECONDS, prompts_key
 
 MINUTE = 60
 

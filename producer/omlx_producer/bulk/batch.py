@@ -57,6 +57,7 @@ from omlx_producer.wire import (
     wake_channel,
 )
 from omlx_producer.wire.keys import (
+    KEEP_SECONDS,
     batch_ended_key,
     batch_key,
     batch_results_key,
@@ -65,8 +66,7 @@ from omlx_producer.wire.keys import (
     batch_waiting_key,
 )
 
-# After the end of a batch, and after the last write of an upload.
-KEEP_SECONDS = 7 * 24 * 3600
+# After the last write of an upload.
 UPLOAD_SECONDS = 3600
 # Whoever uploads says more often that it does.
 ALIVE_SECONDS = 15

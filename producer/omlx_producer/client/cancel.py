@@ -20,19 +20,12 @@ from rq.serializers import JSONSerializer
 from omlx_producer.client.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
 from omlx_producer.errors import OmlxQueueError, UnknownJob
 from omlx_producer.lua import load
-from omlx_producer.wire import (
-    ENDED_SECONDS,
-    GROUP_FIELD,
-    CancelledEvent,
-    ended_key,
-    events_key,
-)
+from omlx_producer.wire import CancelledEvent, ended_key, events_key
+from omlx_producer.wire.keys import ENDED_SECONDS, GROUP_FIELD, STOP_FIELD
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
 
 TRIES, PAUSE_SECONDS = 100, 0.02
-# In RQ's job hash. Workers read it when they claim a job, append to its stream or renew its lease.
-STOP_FIELD = "omlx_stop"
 REASON = "the job was cancelled before a worker took it"
 
 

@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError, RedisError
 from rq.defaults import RQ_KEY_PREFIX
 
 from omlx_producer.outage import LongCall
-from omlx_producer.wire.keys import KEYS
+from omlx_producer.wire.keys import CONSTANTS, KEYS
 
 
 @cache
@@ -29,8 +29,8 @@ def source(name: str) -> str:
 
 
 def _names_in(text: str) -> str:
-    """The keys that a script names: as functions of what they belong to, or as texts."""
-    lines = []
+    """Constants, and the keys that a script names: functions of what they belong to, or texts."""
+    lines = [f"local {name} = {value!r}" for name, value in CONSTANTS.items()]
     for name, key in KEYS.items():
         if not re.search(rf"\b{name}\b", text):
             continue

@@ -35,7 +35,7 @@ local function append(queue, job, execution, before, id, event)
       redis.call('EXPIRE', events_key(job), ttl)
     end
   end
-  if not reason and redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
+  if not reason and redis.call('HEXISTS', job_key(job), STOP_FIELD) == 1 then reason = 'stop' end
   if reason then tell(job, reason) end
 end
 

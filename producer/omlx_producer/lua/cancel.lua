@@ -22,7 +22,7 @@ for i = 3, #ARGV do
   for _, row in ipairs(redis.call('HKEYS', batch_running_key(run, queue))) do
     running[#running + 1] = row
     local job = job_key(row_job(run, row))
-    if redis.call('EXISTS', job) == 1 then redis.call('HSET', job, STOP, 1) end
+    if redis.call('EXISTS', job) == 1 then redis.call('HSET', job, STOP_FIELD, 1) end
   end
 end
 if home then

@@ -84,8 +84,8 @@ local function unsupported(job, fields)
 end
 
 local function read(job)
-  return redis.call('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP, 'data',
-    'enqueued_at', ROW, WIRE, unpack(UNSUPPORTED))
+  return redis.call('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP_FIELD, 'data',
+    'enqueued_at', ROW, WIRE_FIELD, unpack(UNSUPPORTED))
 end
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
@@ -165,7 +165,7 @@ local function take_row(queue, run, entry)
     'created_at', created or date,
     'timeout', redis.call('HGET', key, 'job_timeout') or '', 'result_ttl', 0, 'failure_ttl', 0,
     'description', 'row ' .. row .. ' of batch-' .. run,
-    WIRE, redis.call('HGET', key, WIRE) or 1,
+    WIRE_FIELD, redis.call('HGET', key, WIRE_FIELD) or 1,
     ROW, run .. ' ' .. string.sub(entry, 1, ending - 1), 'data', string.sub(entry, ending + 1))
   start(queue, job, read(job))
   redis.call('LPOP', batch_waiting_key(run, queue))
@@ -173,7 +173,7 @@ end
 
 local function take_rows_of(queue, run)
   local entry = redis.call('LINDEX', batch_waiting_key(run, queue), 0)
-  local too_new = is_newer(redis.call('HGET', batch_key(run), WIRE))
+  local too_new = is_newer(redis.call('HGET', batch_key(run), WIRE_FIELD))
   if too_new then newer = run end
   while entry and not too_new and has_room() do
     take_row(queue, run, entry)

@@ -2,8 +2,7 @@
 --
 -- ARGV[1]     worker name
 -- ARGV[2]     seconds until the stream of a job without a result expires, at most
--- ARGV[3]     seconds that streams of ends keep an entry
--- ARGV[4..]   for each job: queue, job, execution,
+-- ARGV[3..]   for each job: queue, job, execution,
 --             'finished', 'failed' or 'stopped', or 'retry': failed, unless RQ's `Retry` applies,
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
@@ -14,7 +13,7 @@
 -- gone; 2 if the server has lost tokens of the job, and nothing is written; 3 if the job is retried; or
 -- the error of the command that Redis refused.
 
-local worker, longest, kept = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local worker, longest = ARGV[1], ARGV[2]
 local time, date = now()
 local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
@@ -53,9 +52,9 @@ end
 -- Tell the group of the submitter of the end, with the result; all its waits read this one stream.
 local function tell_group(group, job, ending, succeeded, payload, event)
   if not group or group == '' then return end
-  redis.call('XADD', ended_key(group), 'MINID', '~', math.floor((time - kept) * 1000), '*',
+  redis.call('XADD', ended_key(group), 'MINID', '~', math.floor((time - ENDED_SECONDS) * 1000), '*',
     'job', job, 'status', ending, result_of(succeeded, payload, event))
-  redis.call('EXPIRE', ended_key(group), kept)
+  redis.call('EXPIRE', ended_key(group), ENDED_SECONDS)
 end
 
 -- The last writes: nothing is published that is not committed.
@@ -103,7 +102,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local key = job_key(job)
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
-    'status', DEATHS, STREAMED, STOP, GROUP)
+    'status', DEATHS, STREAMED, STOP_FIELD, GROUP_FIELD)
   if not fields[3] and redis.call('EXISTS', key) == 0 then
     drop_execution(queue, job, execution)
     return 0
@@ -124,7 +123,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   else
     redis.call('HSET', key, 'status', ending, 'ended_at', date, 'last_heartbeat', date)
     if fields[4] or fields[5] or fields[6] then
-      redis.call('HDEL', key, DEATHS, STREAMED, STOP)
+      redis.call('HDEL', key, DEATHS, STREAMED, STOP_FIELD)
     end
     expire(key, ttl)
     -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
@@ -144,7 +143,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 end
 
 local replies = {}
-for i = 4, #ARGV, 13 do
+for i = 3, #ARGV, 13 do
   local ran, reply = pcall(commit, unpack(ARGV, i, i + 12))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply

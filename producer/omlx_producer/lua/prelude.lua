@@ -1,5 +1,5 @@
 -- Precedes every script: RQ's key names, RQ's date format, leases, and the way back to a queue.
--- Before it come RQ, the prefix of RQ's keys, and the names of omlx_producer.wire.keys.
+-- Before it come RQ, the prefix of RQ's keys, and names of omlx_producer.wire.keys.
 --
 -- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
 -- of memory, read only). So a job leaves one place only after it was written to the next.
@@ -11,17 +11,12 @@ local function executions_key(job) return RQ .. 'executions:' .. job end
 local function execution_key(job, execution) return RQ .. 'execution:' .. job .. ':' .. execution end
 local function member(job, execution) return job .. ':' .. execution end
 
--- Seconds for which a batch whose rows have all ended is kept, and listed among those that ended.
-local KEEP_SECONDS = 604800
 local function row_job(run, number) return 'row-' .. run .. '-' .. number end
 
--- This project's fields in RQ's job hash. RQ keeps unknown fields.
+-- More of this project's fields in RQ's job hash. RQ keeps unknown fields.
 local DEATHS = 'omlx_deaths'    -- how many workers died while it produced nothing
 local STREAMED = 'omlx_streamed'  -- the tokens in its stream at its last claim; absent for 0
-local STOP = 'omlx_stop'        -- '1': it is to be stopped
 local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
-local GROUP = 'omlx_group'      -- of the submitter, whose stream of ends tells of it
-local WIRE = 'omlx_wire'        -- the version of the payload; also of a batch's rows
 local ROW = 'omlx_row'          -- of a batch's row: run, number, digest and custom_id
 
 -- The time, now or at seconds since 1970: those seconds, and RQ's format in job hashes.

@@ -18,7 +18,7 @@ local function renew(queue, job, execution)
   if holds(queue, job, execution) and redis.call('EXISTS', job_key(job)) == 1 then
     extend(queue, job, execution, time, lease, grace)
     redis.call('HSET', job_key(job), 'last_heartbeat', date)
-    if redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
+    if redis.call('HEXISTS', job_key(job), STOP_FIELD) == 1 then reason = 'stop' end
   else
     reason = status(job)
   end

@@ -5,5 +5,5 @@
 -- Returns whether it runs.
 
 if redis.call('HGET', job_key(ARGV[1]), 'status') ~= 'started' then return 0 end
-redis.call('HSET', job_key(ARGV[1]), STOP, 1)
+redis.call('HSET', job_key(ARGV[1]), STOP_FIELD, 1)
 return 1

@@ -69,7 +69,6 @@ from omlx_producer.wire.events import (
     token_digest,
 )
 from omlx_producer.wire.keys import (
-    ENDED_SECONDS,
     EXPIRING_KEY,
     GROUP_FIELD,
     JOB_FUNCTION,
@@ -105,7 +104,6 @@ from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoi
 __all__ = [
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
-    "ENDED_SECONDS",
     "EXPIRING_KEY",
     "GROUP_FIELD",
     "JOB_FUNCTION",

@@ -67,8 +67,15 @@ JOB_FUNCTION = "omlx_worker.jobs.generate"
 GROUP_FIELD = "omlx_group"
 """The field of a job's hash that names the group of its submitter; see `ended_key`."""
 
+STOP_FIELD = "omlx_stop"
+"""The field of a job's hash, "1", that makes workers stop it: they read it when they claim the job,
+append to its stream or renew its lease."""
+
 ENDED_SECONDS = 60
 """How long a stream of ends keeps an entry."""
+
+KEEP_SECONDS = 7 * 24 * 3600
+"""How long a batch whose rows have all ended is kept, and listed among those that ended."""
 
 WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
 """The version of payloads, and its field in the hash of a job or batch; absent means 1.
@@ -76,6 +83,11 @@ WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
 Raise it with every request field that older workers do not know: they leave such jobs to others. A
 test holds that.
 """
+
+CONSTANTS = {
+    name: value for name, value in list(globals().items()) if name.endswith(("_FIELD", "_SECONDS"))
+}
+"""Those that have the same names in Lua."""
 
 Priority = Literal["high", "default", "bulk"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)

@@ -17,7 +17,7 @@ from redis import Redis
 
 from omlx_gateway.app import create_app
 from omlx_gateway.contents import FolderContents, RedisContents
-from omlx_producer.bulk.batch import KEEP_SECONDS
+from omlx_producer.wire.keys import KEEP_SECONDS
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, wait_for
 

@@ -17,11 +17,7 @@ from typing import Any
 from redis import Redis
 
 from omlx_producer.lua import load
-from omlx_producer.wire import (
-    ENDED_SECONDS,
-    WIRE_VERSION,
-    TokensEvent,
-)
+from omlx_producer.wire import WIRE_VERSION, TokensEvent
 from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import Commit, Ending
@@ -187,7 +183,7 @@ class LeaseTable:
         A call that raised may be repeated; nothing is done twice. A job that is ``BEHIND``
         stays in the table.
         """
-        args: list[str | int | bytes] = [self.worker_name, STREAM_TTL, ENDED_SECONDS]
+        args: list[str | int | bytes] = [self.worker_name, STREAM_TTL]
         for job, ending in endings:
             args += [*job.lease, *ending.fields(job.row)]
         verdicts = []
