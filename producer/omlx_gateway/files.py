@@ -58,10 +58,14 @@ class FileStore:
         return file_key(file_id)
 
     def add(self, content: IO[bytes], filename: str) -> dict[str, Any]:
-        """Store a new input; returns its record. No content is left if this fails."""
+        """Store a new input; returns its record. If this fails, nothing is left of it.
+
+        If Redis is away then, both its content and its record may be left, but no record alone.
+        """
         file_id, now = f"file-{secrets.token_hex(12)}", time.time()
+        entry = index_entry(self.owner, now, file_id)
         with contextlib.ExitStack() as undo:
-            undo.callback(self.contents.delete, file_id)
+            undo.callback(self._remove, file_id, entry)
             size = self.contents.write(file_id, content)
             record: dict[Any, Any] = {"filename": filename, "bytes": size, "purpose": PURPOSE}
             record |= {"created_at": f"{now:.6f}", **owner_field(self.owner)}
@@ -71,7 +75,7 @@ class FileStore:
                 pipe.hset(file_key(file_id), mapping=record)
                 if seconds:
                     pipe.expire(file_key(file_id), seconds)
-                pipe.zadd(FILES_INDEX, {index_entry(self.owner, now, file_id): 0})
+                pipe.zadd(FILES_INDEX, {entry: 0})
                 pipe.execute()
             undo.pop_all()
         return {"id": file_id, **record}
@@ -126,6 +130,9 @@ class FileStore:
             output.delete()
             return
         entry = index_entry(record.get("owner"), float(record["created_at"]), file_id)
+        self._remove(file_id, entry)
+
+    def _remove(self, file_id: str, entry: str) -> None:
         with self.connection.pipeline() as pipe:
             pipe.delete(file_key(file_id))
             pipe.zrem(FILES_INDEX, entry)

@@ -14,6 +14,8 @@ import httpx2
 import pytest
 from openai import APIStatusError, OpenAI
 from redis import Redis
+from redis.client import Pipeline
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from omlx_gateway.app import create_app
 from omlx_gateway.contents import FolderContents, RedisContents
@@ -105,6 +107,24 @@ def test_a_full_disk_is_a_507_that_names_the_folder_and_leaves_nothing(
     assert option in refused.value.message
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert [*folder.glob("*"), *connection.keys("omlx:file*")] == []
+
+
+def test_a_record_whose_answer_is_lost_leaves_no_file_without_its_content(
+    client: OpenAI, connection: Redis, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = Pipeline.execute
+
+    def losing(pipe: Pipeline, *given: Any) -> Any:
+        recording = "HSET" in str(pipe.command_stack)
+        answers = execute(pipe, *given)
+        if recording:
+            raise RedisConnectionError("the answer is lost")
+        return answers
+
+    monkeypatch.setattr(Pipeline, "execute", losing)
+    with pytest.raises(APIStatusError, match="the answer is lost"):
+        upload(client, CONTENT)
+    assert [*folder.glob("*"), *connection.keys("omlx:file*"), *client.files.list().data] == []
 
 
 def test_what_a_killed_upload_left_goes_while_a_gateway_runs_though_its_removal_failed(
