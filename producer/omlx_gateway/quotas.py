@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from omlx_gateway.errors import ApiError
+from redis.exceptions import RedisError
+
+from omlx_gateway.errors import ApiError, log
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import ApiKey
+from omlx_producer.complaints import cause
 from omlx_producer.lua import source
 from omlx_producer.wire.keys import KEEP_SECONDS, prompts_key
 
@@ -69,8 +72,12 @@ def require_fewer(gateway: Gateway, waiting: int) -> None:
 
 
 async def note_waiting(gateway: Gateway, owner: str | None, jobs: Iterable[str]) -> None:
-    """Count jobs that were just submitted, until they run."""
+    """Count jobs that were just submitted, until they run; if Redis cannot, it is logged."""
     pipe = gateway.redis.pipeline()
     pipe.sadd(prompts_key(owner or ""), *jobs)
     pipe.expire(prompts_key(owner or ""), KEEP_SECONDS)
-    await pipe.execute()
+    try:
+        await pipe.execute()
+    except RedisError as error:
+        # An answer that says to try again would double the jobs.
+        log.warning("prompts that wait are not counted: %s", cause(error))
