@@ -15,7 +15,6 @@ import secrets
 import time
 from typing import IO, Any
 
-from anyio import from_thread
 from redis import Redis
 from redis.utils import str_if_bytes
 from starlette.concurrency import run_in_threadpool
@@ -30,7 +29,7 @@ from omlx_gateway.files import PURPOSE, FileStore
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile, output_ids
 from omlx_gateway.pages import BATCHES_INDEX, FILES_INDEX, forget_gone, ids_of, index_entry, page_of
-from omlx_gateway.quotas import require_fewer, require_rate
+from omlx_gateway.quotas import require_fewer, require_rows
 from omlx_producer.bulk.batch import Batch, BatchState, read_batches
 from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult
 
@@ -121,7 +120,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     if (state := connection.hget(batch.key, "state")) and _goes_on(batch, str_if_bytes(state)):
         return _known(batch, fields, owner)
     with _open_input(request, new.input_file_id) as content:
-        left = _require_quota(request, content)
+        left = _require_quota(request, content, batch)
         begun = batch.begin(fields | {"left": left})
         if not begun:
             return _known(batch, fields, owner)
@@ -152,7 +151,7 @@ def _goes_on(batch: Batch, state: str) -> bool:
     return state != "uploading" or batch.is_kept()
 
 
-def _require_quota(request: Request, content: IO[bytes]) -> int:
+def _require_quota(request: Request, content: IO[bytes], batch: Batch) -> int:
     """Count the rows of an input; returns their number.
 
     Raises:
@@ -168,8 +167,7 @@ def _require_quota(request: Request, content: IO[bytes]) -> int:
     )
     require_fewer(gateway, sum(waiting))
     rows = sum(not line.isspace() for line in content)
-    # The request has counted as one.
-    from_thread.run(require_rate, gateway, key_of(request), rows - 1)
+    require_rows(gateway.blocking, key_of(request), batch.run, rows)
     return rows
 
 

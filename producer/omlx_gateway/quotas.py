@@ -1,4 +1,4 @@
-"""How much a key may ask for: prompts a minute, and prompts that wait at the same time.
+"""How much a key may ask for: prompts and rows a minute, and what waits at the same time.
 
 Both are counted in Redis, for all gateways together. Without keys there is no rate, and the prompts
 of all clients wait as those of one.
@@ -6,8 +6,11 @@ of all clients wait as those of one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
+from redis import Redis
 from redis.exceptions import RedisError
 
 from omlx_gateway.errors import ApiError, log
@@ -15,7 +18,7 @@ from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import ApiKey
 from omlx_producer.complaints import cause
 from omlx_producer.lua import source
-from omlx_producer.wire.keys import KEEP_SECONDS, prompts_key
+from omlx_producer.wire.keys import KEEP_SECONDS, prompts_key, rows_key
 
 MINUTE = 60
 
@@ -40,6 +43,32 @@ async def require_rate(gateway: Gateway, key: ApiKey | None, count: int = 1) -> 
         "rate_limit_error",
         "rate_limit_exceeded",
         headers={"Connection": "close"} | ({"Retry-After": str(left)} if fits else {}),
+    )
+
+
+def require_rows(connection: Redis, key: ApiKey | None, run: str, rows: int) -> None:
+    """Take a batch of a key: its rows leave no room for another one until they fit the rate.
+
+    Args:
+        run: of the batch, which may ask again.
+
+    Raises:
+        ApiError: 429 while the rows of the last batch do not fit.
+    """
+    if key is None or key.rate is None:
+        return
+    name, seconds = rows_key(key.name), max(1, math.ceil(rows * MINUTE / key.rate))
+    last: Any = connection.set(name, run, ex=seconds, nx=True, get=True)
+    if last in (None, run.encode()):
+        return
+    left = max(1, connection.ttl(name))
+    raise ApiError(
+        429,
+        f"this API key may send {key.rate} rows a minute, and those of its last batch take that "
+        f"long; try again in {left} s",
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        headers={"Retry-After": str(left)},
     )
 
 

@@ -57,6 +57,7 @@ file_content_key = Key("omlx:file:<id>:content", "list")
 FILES_KEY = Key("omlx:http:files", "sorted set")
 HTTP_BATCHES_KEY = Key("omlx:http:batches", "sorted set")
 rate_key = Key("omlx:http:rate:<name>", "text")
+rows_key = Key("omlx:http:rows:<name>", "text")
 prompts_key = Key("omlx:http:waiting:<owner>", "set")
 
 KEYS = {name: key for name, key in list(globals().items()) if isinstance(key, Key)}

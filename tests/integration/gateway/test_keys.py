@@ -301,37 +301,42 @@ def test_the_rate_of_a_key_is_counted_at_all_gateways_together(
         assert httpx2.get(f"{two}/v1/models", headers=bearer(slow)).status_code == 200
 
 
-def test_the_rate_of_a_key_counts_prompts_and_rows(
+def test_the_rate_of_a_key_counts_prompts_and_apart_from_them_rows(
     file: Path, add: Callable[..., str], redis_url: str, connection: Redis
 ) -> None:
     announce(connection)
-    key = add("ann", "--rate", "5")
+    keys = [add("ann", "--rate", "60"), add("ben", "--rate", "60")]
     row = {"url": "/v1/completions", "body": {"model": "demo", "prompt": "x"}}
-    with (
-        running_gateway(redis_url, keys=KeyFile(file)) as url,
-        OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
-    ):
+    lines = (json.dumps({**row, "custom_id": f"r{n}"}) + "\n" for n in range(1000))
+    content = "".join(lines).encode()
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(running_gateway(redis_url, keys=KeyFile(file)))
+        ann, ben = (
+            stack.enter_context(OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
+            for key in keys
+        )
 
-        def upload(rows: int) -> str:
-            lines = (json.dumps({**row, "custom_id": f"r{n}"}) + "\n" for n in range(rows))
-            return client.files.create(file=("x", "".join(lines).encode()), purpose="batch").id
-
-        def batch(rows: int) -> str:
-            file_id = upload(rows)
-            connection.delete("omlx:http:rate:ann")
+        def batch(client: OpenAI, **options: Any) -> str:
+            uploaded = client.files.create(file=("x", content), purpose="batch").id
             made = client.batches.create(
-                input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+                input_file_id=uploaded,
+                endpoint="/v1/completions",
+                completion_window="24h",
+                **options,
             )
-            return made.status
+            return made.id
 
-        with pytest.raises(openai.RateLimitError, match="5 prompts a minute; give fewer at once"):
-            client.completions.create(model="demo", prompt=["x"] * 6)
-        with pytest.raises(openai.RateLimitError, match="give fewer at once"):
-            batch(6)
-        assert not connection.keys("omlx:batch:*")
-        assert batch(5) == "in_progress"
-        with pytest.raises(openai.RateLimitError, match="try again in"):
-            client.models.list()
+        with pytest.raises(openai.RateLimitError, match="60 prompts a minute; give fewer at once"):
+            ann.completions.create(model="demo", prompt=["x"] * 61)
+        first = batch(ann)
+        with pytest.raises(openai.RateLimitError, match="60 rows a minute") as refused:
+            batch(ann)
+        assert 900 < int(refused.value.response.headers["retry-after"]) <= 1000
+        assert ann.batches.retrieve(first).status == "in_progress"
+        assert batch(ben) != first
+        # The rows fit.
+        connection.delete("omlx:http:rows:ann")
+        assert batch(ann) != first
 
 
 def test_what_waits_counts_against_its_own_key_alone(
