@@ -191,13 +191,14 @@ def _read_queues(
 ) -> dict[str, dict[Priority, QueueFigures]]:
     """The queues of these models, each with the rows of batches that wait in it."""
     places = [(model, priority) for model in models for priority in PRIORITIES]
+    names = [queue_name(*place) for place in places]
     with connection.pipeline(transaction=False) as pipe:
-        for place in places:
-            pipe.zrange(open_key(queue_name(*place)), 0, -1)
-        lists = [(place, 0, queue_key(*place)) for place in places]
-        for place, runs in zip(places, pipe.execute(), strict=True):
+        for name in names:
+            pipe.zrange(open_key(name), 0, -1)
+        lists = [(place, 0, queue_key(name)) for place, name in zip(places, names, strict=True)]
+        for place, name, runs in zip(places, names, pipe.execute(), strict=True):
             batches = (Batch.of_run(connection, str_if_bytes(run)) for run in runs)
-            lists += [(place, 1, each.waiting_key(queue_name(*place))) for each in batches]
+            lists += [(place, 1, each.waiting_key(name)) for each in batches]
     look, answers = load(connection, "lists"), []
     for start in range(0, len(lists), _LISTS_AT_ONCE):
         answers += look(args=[key for *_, key in lists[start : start + _LISTS_AT_ONCE]])

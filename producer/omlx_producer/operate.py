@@ -110,13 +110,13 @@ def _pages(
     priority: Priority,
 ) -> Iterator[list[str]]:
     """The ids of the jobs in one place."""
-    start = 0
+    start, queue = 0, queue_name(model, priority)
     while True:
         entries: Any
         if registry is None:
-            entries = connection.lrange(queue_key(model, priority), start, start + PAGE - 1)
+            entries = connection.lrange(queue_key(queue), start, start + PAGE - 1)
         else:
-            key = registry(queue_name(model, priority), connection=connection).key
+            key = registry(queue, connection=connection).key
             entries = connection.zrange(key, start, start + PAGE - 1, desc=backwards)
         # An entry of a job that runs is its id and that of its execution.
         yield [str_if_bytes(entry).partition(":")[0] for entry in entries]

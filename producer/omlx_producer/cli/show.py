@@ -92,10 +92,10 @@ class WaitReasons:
         if (found := read_queue_name(self._queue)) is None:
             return None
         alias, priority = found
-        *better, own = PRIORITIES[: PRIORITIES.index(priority) + 1]
+        better = PRIORITIES[: PRIORITIES.index(priority)]
         with self._connection.pipeline(transaction=False) as pipe:
             pipe.hget(key, "status")
-            pipe.lpos(queue_key(alias, own), self._job_id)
+            pipe.lpos(queue_key(self._queue), self._job_id)
             status, ahead = pipe.execute()
         if status not in (*WAITING, b"started"):
             return None

@@ -11,12 +11,12 @@ from rq import Queue
 from rq.registry import StartedJobRegistry
 from rq.utils import str_to_date
 
-from omlx_producer.wire import PRIORITIES, Priority, queue_name, read_queue_name
+from omlx_producer.wire import PRIORITIES, queue_name, read_queue_name
 
 
-def queue_key(model: str, priority: Priority) -> str:
+def queue_key(queue: str) -> str:
     """The key of a queue's list of ids."""
-    return Queue.redis_queue_namespace_prefix + queue_name(model, priority)
+    return Queue.redis_queue_namespace_prefix + queue
 
 
 def queued_models(connection: redis.Redis) -> set[str]:

@@ -11,8 +11,8 @@ from rq.job import Job
 
 from omlx_producer import JobCancelled, Producer
 from omlx_producer.client import cancel as cancel_module
-from omlx_producer.client.cancel import STOP_FIELD
 from omlx_producer.errors import one_line
+from omlx_producer.wire.keys import STOP_FIELD
 from omlx_worker.queue.ending import Commit
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.leases import claim, commit, done, expire, failed, table, tokens
