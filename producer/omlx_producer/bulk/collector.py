@@ -22,12 +22,12 @@ import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.row import BadRow, Row, RowResult, place_of
+from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.complaints import waiting_text
 from omlx_producer.outage import Outage, passes
 from omlx_producer.signals import StopSignals
-from omlx_producer.terminal import counted, write
+from omlx_producer.terminal import write
 from omlx_producer.wire import Priority
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
@@ -402,8 +402,12 @@ def turns(
     outage, told = Outage(FIRST_PAUSE, LONGEST_PAUSE), False
     while collector.busy:
         if collector.cancelled:
-            if not told:
-                write(f"\n{collector.cancelled}: {_not_run(collector)}\n", err=True)
+            if not told and collector.in_flight:
+                write(
+                    f"\n{collector.cancelled}; waiting for the rows that run, of "
+                    f"{collector.in_flight} in Redis. Interrupt to leave at once\n",
+                    err=True,
+                )
                 told = True
             if signals.asked:
                 raise KeyboardInterrupt
@@ -424,16 +428,6 @@ def turns(
             _wait(outage, error, patience)
             collector.recover()
         yield
-
-
-def _not_run(collector: Collector) -> str:
-    """What a cancel has left of the rows in Redis."""
-    waited = sorted(collector.waited, key=lambda row: row.line)
-    first = waited and f", the first of them {place_of(waited[0].line, waited[0].custom_id)}"
-    return (
-        f"{counted(len(waited), 'row')} of it did not run{first or ''}; waiting for the rows that "
-        f"run, of {collector.in_flight} in Redis. Interrupt to leave at once"
-    )
 
 
 def _wait(outage: Outage, error: RedisError, patience: float) -> None:

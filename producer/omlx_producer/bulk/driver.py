@@ -73,7 +73,11 @@ class Driver:
         meter.before = seen.done
         if not self._only_failures:
             meter.failed_before = seen.failed
-        if finished:
-            meter.total = None if self._only_failures else seen.rows
+            if seen.all or meter.total is None:
+                meter.total = seen.rows
+        if not finished:
+            meter.left = max(0, (meter.total or 0) - meter.before - meter.done)
+        elif self._only_failures:
+            meter.total = None
         meter.now = None
         self._progress.end()

@@ -37,6 +37,7 @@ class Meter:
     Attributes:
         total: rows of the input, None if not known.
         before: rows that were done before this run; ``failed_before`` of them had failed.
+        left: rows without a result of a run that ended early, as far as its input is known.
         cached_tokens: those of ``prompt_tokens`` that were not read.
         reasons: failed rows by code.
         ignored: rows by field of OpenAI that has no effect; see `omlx_producer.wire.openai_fields`.
@@ -52,6 +53,7 @@ class Meter:
     total: int | None = None
     before: int = 0
     failed_before: int = 0
+    left: int = 0
     ok: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -172,6 +174,7 @@ class Meter:
             "failures": dict(self.reasons.most_common()),
             "done_before": self.before,
             "failed_before": self.failed_before,
+            "without_result": self.left,
             "cut_by_length": self.cut_by_length,
             "cut_by_repetition": self.cut_by_repetition,
             "ignored_fields": dict(self.ignored),

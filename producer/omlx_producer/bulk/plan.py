@@ -32,11 +32,13 @@ class Seen:
         rows: rows of the input.
         done: rows that have a result, or an error, from an earlier run.
         failed: rows of ``done`` that have an error; of a run of failures alone, all that have one.
+        all: whether it has come to its end.
     """
 
     rows: int = 0
     done: int = 0
     failed: int = 0
+    all: bool = False
 
 
 def plan_rows(
@@ -77,6 +79,7 @@ def plan_rows(
             seen.failed += same
         if run:
             yield row
+    seen.all = True
 
 
 def _duplicate(row: Row | BadRow, before: int) -> BadRow:

@@ -281,6 +281,7 @@ def summary_text(meter: Meter) -> str:
         f"{end['ok']} ok, {end['failed']} failed"
         + (f"; done before: {end['done_before']}" if end["done_before"] else "")
         + (f", {end['failed_before']} of them failed" if end["failed_before"] else "")
+        + (f"; {left_text(meter.left)}" if meter.left else "")
     ]
     lines += [f"  {count} {code}" for code, count in end["failures"].items()]
     cached, drafts = end["cached_tokens"], end["acceptance"]
@@ -306,6 +307,11 @@ def summary_text(meter: Meter) -> str:
     if meter.files:
         lines.append(written_text(meter.files))
     return "\n".join(lines)
+
+
+def left_text(rows: int) -> str:
+    """How many rows a run that ended early has left."""
+    return f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} no result"
 
 
 def _cuts(figures: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ from omlx_producer.bulk.output import (
     real_path,
     require_run_output,
 )
-from omlx_producer.bulk.progress import Show, say_ignored, say_skipped
+from omlx_producer.bulk.progress import Show, left_text, say_ignored, say_skipped
+from omlx_producer.bulk.row import place_of
 from omlx_producer.errors import InvalidRequest, JobCancelled
 from omlx_producer.signals import StopSignals
 
@@ -38,11 +39,13 @@ class Ended(NamedTuple):
         failures: rows of the output that have failed, in this run or an earlier one, by code. Those
             that the input no longer has do not count.
         cancelled: who has cancelled its batch, in words; empty if nobody did.
+        left: the rows that it has left without a result, in words; empty if there are none.
     """
 
     finished: bool
     failures: Counter[str]
     cancelled: str = ""
+    left: str = ""
 
     def require_finished(self) -> None:
         """Raise what has ended the run early, if anything has.
@@ -100,7 +103,7 @@ def run_here(
         run = Run(client, options, source, target, only_failures, refused_too, progress)
         finished = run.go(ordered=ordered)
         failures = target.store.failures(seen=source.whole)
-        return Ended(finished, failures, run.cancelled)
+        return Ended(finished, failures, run.cancelled, run.left)
 
 
 class Run:
@@ -139,6 +142,16 @@ class Run:
     def cancelled(self) -> str:
         """See `Collector.cancelled`."""
         return self._driver.collector.cancelled
+
+    @property
+    def left(self) -> str:
+        """See `Ended.left`."""
+        rows, waited = self._driver.meter.left, self._driver.collector.waited
+        if not rows:
+            return ""
+        row = min(waited, key=lambda row: row.line, default=None)
+        first = f", the first of them {place_of(row.line, row.custom_id)}" if row else ""
+        return left_text(rows) + first
 
     def go(self, *, ordered: bool) -> bool:
         """Run all rows and finish the files; False after an interrupt."""

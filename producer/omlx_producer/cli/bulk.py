@@ -171,9 +171,9 @@ def conclude(ended: Ended, output: Path, source: str) -> None:
     """End a run of an input with its exit code, and say how to continue."""
     stdin = source == "-"
     if not ended.finished:
-        click.echo(
-            f"{ended.cancelled or 'interrupted'}; continue {with_command(stdin=stdin)}", err=True
-        )
+        left = f": {ended.left}" if ended.left else ""
+        told = f"{ended.cancelled or 'interrupted'}{left}; continue {with_command(stdin=stdin)}"
+        click.echo(told, err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if ended.failures:
         retry = with_command("retry", str(output), *(["--input", "FILE"] if stdin else []))

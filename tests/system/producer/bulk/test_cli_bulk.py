@@ -172,6 +172,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
         assert process.returncode == 130
         assert "continue with: omlx-submit run rows.jsonl -o out.jsonl --window 50" in err
         assert 20 < count_lines(output) < 200
+        assert f"interrupted: {200 - count_lines(output)} rows have no result; continue" in err
         # Nothing is left in Redis for workers to go on with.
         assert jobs_in_redis(connection) == 0
         code, _, err = submit(redis_url, tmp_path, *run)
@@ -196,10 +197,12 @@ def test_a_run_whose_batch_is_cancelled_says_by_whom_and_goes_on_when_repeated(
         _, err = process.communicate(timeout=30)
         assert process.returncode == 130
         by = rf"batch-{batch.decode()} was cancelled by \S+@\S+"
-        assert re.search(rf"{by}: \d+ rows of it did not run, the first of them line \d+, id", err)
-        assert re.search(rf"{by}; continue with: omlx-submit run rows.jsonl -o out.jsonl", err)
         assert errors(output) == []
         assert 20 < count_lines(output) < 200
+        left = f"{200 - count_lines(output)} rows have no result"
+        assert f"0 failed; {left}\n" in err
+        told = rf"{by}: {left}, the first of them line \d+, id 'r\d+'; continue with: omlx-submit"
+        assert re.search(told, err)
         assert jobs_in_redis(connection) == 0
         code, _, err = submit(redis_url, tmp_path, *run)
     assert code == 0, err
