@@ -205,7 +205,8 @@ def _require_known(connection: redis.Redis, model: str) -> None:
     known = {*read_models(connection), *queued_models(connection)}
     if model not in known:
         spelled = ", ".join(sorted(known)) or "none"
-        raise ModelNotFound("model", f"got {model!r}, which nobody serves (known: {spelled})")
+        got = f"got {model!r}, which nobody serves (known: {spelled})"
+        raise ModelNotFound("model", got, "give a known one, or start a worker that serves it")
 
 
 def drain_worker(connection: redis.Redis, worker: str) -> bool:
@@ -220,7 +221,8 @@ def drain_worker(connection: redis.Redis, worker: str) -> bool:
     living = {each.name: each for model in read_figures(connection) for each in model.workers}
     if worker not in living:
         names = ", ".join(living) or "none"
-        raise InvalidRequest("worker", f"got {worker!r}, which is not running (running: {names})")
+        got = f"got {worker!r}, which is not running (running: {names})"
+        raise InvalidRequest("worker", got, "give one that runs, as omlx-submit status names it")
     send_shutdown_command(connection, worker)
     return living[worker].state != "draining"
 

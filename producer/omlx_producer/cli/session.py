@@ -148,7 +148,8 @@ def _with_option(error: InvalidRequest) -> str:
         rest = field.removeprefix(param.name or "")
         if rest == field or rest[:1].isidentifier():
             continue
-        name = max(param.opts, key=len) if isinstance(param, click.Option) else "PROMPT"
+        named = isinstance(param, click.Option)
+        name = max(param.opts, key=len) if named else param.human_readable_name
         # The key of a repeatable ID=VALUE follows its option.
         told = error.told(name + re.sub(r"^\.'([^']+)'$", r" \1", rest))
     anyway = isinstance(error, ModelNotFound) and error.anyway and "queue_anyway" in context.params

@@ -93,7 +93,8 @@ def test_a_pause_concerns_one_model_and_a_misspelt_one_is_refused(
     for command in ("pause", "resume"):
         refused = run(command, "fakke")
         assert refused.exit_code == 2
-        assert "got 'fakke', which nobody serves (known: fake)" in refused.stderr
+        sentence = "MODEL: got 'fakke', which nobody serves (known: fake); give a known one"
+        assert sentence in refused.stderr
     assert run("resume", "fake").stdout == "fake not paused\n"
     # Nobody serves it, but it is paused.
     assert run("resume", "other").stdout == "other resumed\n"
@@ -115,7 +116,8 @@ def test_a_drained_worker_finishes_its_jobs_and_ends(
     assert [status(job) for job in jobs] == ["finished", "finished", "queued"]
     refused = run("drain", worker.name)
     assert refused.exit_code == 2
-    assert "which is not running (running: none)" in refused.stderr
+    sentence = f"WORKER: got '{worker.name}', which is not running (running: none); give one that"
+    assert sentence in refused.stderr
 
 
 def test_jobs_are_listed_by_state_model_and_age(
