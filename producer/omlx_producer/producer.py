@@ -311,6 +311,9 @@ class Producer:
         from omlx_producer.bulk import library
 
         if out is None:
+            for name, given in (("only_failures", only_failures), ("replace", replace)):
+                if given:
+                    raise InvalidRequest(name, "given without out", "give out, or leave it out")
             return library.run_through(self, rows, arguments, ordered=ordered, progress=progress)
         return library.run_into(
             self,

@@ -80,8 +80,8 @@ class Input:
             only_failures: rows with empty fields fail, as they have before.
 
         Raises:
-            InvalidRequest: see `RowMaker` and `RowMaker.checked`; also if it cannot be read, or is
-                a file without rows.
+            InvalidRequest: see `RowMaker` and `RowMaker.checked`; also if it cannot be read, or has
+                no rows.
         """
         maker = _row_maker(options, models)
         with _records(options, given) as records, _again(options, given) as again:
@@ -179,7 +179,8 @@ class Input:
 def _records(options: RunOptions, given: Given | None) -> Iterator[Iterator[Record]]:
     """The records of a run, up to its limit."""
     if given is not None:
-        yield itertools.islice(given.records, options.limit)
+        empty = InvalidRequest("rows", "got none", "give at least one")
+        yield itertools.islice(_some(given.records, empty), options.limit)
         return
     with open_input(options.input) as stream:
         yield itertools.islice(_read(options, stream), options.limit)
@@ -197,9 +198,15 @@ def _again(
 def _read(options: RunOptions, stream: IO[bytes]) -> Iterator[Record]:
     """The records of an input that has some."""
     records = read_records(stream, options.format, _delimiter(options))
+    told = f"{options.input}: holds no rows"
+    return _some(records, InvalidRequest(None, told, "give an input that has some"))
+
+
+def _some(records: Iterator[Record], empty: InvalidRequest) -> Iterator[Record]:
+    """The records; raises this error if there are none."""
     first = next(records, None)
     if first is None:
-        raise InvalidRequest(None, f"{options.input}: holds no rows", "give an input that has some")
+        raise empty
     yield first
     yield from records
 

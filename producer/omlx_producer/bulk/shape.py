@@ -210,11 +210,8 @@ class RowMaker:
         self._models = models
         self._default_model = default_model
         self._require_known = require_known_model
-        if kind == "text" and (shape.template, shape.id_field) != (None, None):
-            option = "id_field" if shape.template is None else "template"
-            raise InvalidRequest(
-                option, "a text input has no columns", "leave it out, or give --format csv"
-            )
+        if kind == "text":
+            self._require_no_columns("a text input has no columns", "give --format csv")
         self._batch_lines = kind == "jsonl" and shape.template is None
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
         fields = text_fields("x", chat=not shape.raw, system=None)
@@ -247,6 +244,8 @@ class RowMaker:
         values = [record.value for record in first if isinstance(record.value, dict)]
         if values:
             self._require_columns({column: None for value in values for column in value})
+        elif any(isinstance(record.value, str) for record in first):
+            self._require_no_columns("texts have no columns", "give objects")
         if first and self._shape.model is None and not any(map(self._names_model, first)):
             self._only_model()
         if self._shape.empty is None:
@@ -318,6 +317,11 @@ class RowMaker:
                     f"{given}, but the input lacks the column {column}",
                     f"it has {known}",
                 )
+
+    def _require_no_columns(self, got: str, instead: str) -> None:
+        for option in ("template", "id_field"):
+            if getattr(self._shape, option) is not None:
+                raise InvalidRequest(option, got, f"leave it out, or {instead}")
 
     def _require_no_options_of_texts(self) -> None:
         if self._shape.raw or self._shape.system is not None:

@@ -211,7 +211,27 @@ def test_rows_with_empty_fields_are_counted_unless_they_can_be_read_only_once(
     assert [result.code for result in results] == ["", "invalid_request", "invalid_request"]
     results = list(served.run(rows, template=template, empty="skip", **FIELDS))
     assert [result.custom_id for result in results] == ["row-1"]
-    assert list(served.run([], template=template)) == []
+
+
+@pytest.mark.parametrize("rows", [[], iter(()), Frame({"prompt": []})])
+def test_no_rows_are_refused(producer: Producer, connection: redis.Redis, rows: Any) -> None:
+    for call in (producer.batch, lambda rows: list(producer.run(rows))):
+        with pytest.raises(InvalidRequest, match=r"^rows: got none; give at least one$"):
+            call(rows)
+    assert not connection.keys("omlx:batch:*")
+
+
+@pytest.mark.parametrize("option", ["only_failures", "replace"])
+def test_options_of_an_output_need_one(producer: Producer, option: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{option}: given without out; give out"):
+        producer.run(["a"], **{option: True})
+
+
+@pytest.mark.parametrize("option", ["template", "id_field"])
+def test_texts_have_no_columns(producer: Producer, option: str) -> None:
+    options: Any = {option: "{x}"}
+    with pytest.raises(InvalidRequest, match=rf"^{option}: texts have no columns; leave it out"):
+        next(producer.run(["a"], **options))
 
 
 # Results in files
