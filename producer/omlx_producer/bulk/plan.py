@@ -32,12 +32,14 @@ class Seen:
         rows: rows of the input.
         done: rows that have a result, or an error, from an earlier run.
         failed: rows of ``done`` that have an error; of a run of failures alone, all that have one.
+        unrun: of a run of failures alone, rows that have neither a result nor an error.
         all: whether it has come to its end.
     """
 
     rows: int = 0
     done: int = 0
     failed: int = 0
+    unrun: int = 0
     all: bool = False
 
 
@@ -71,6 +73,7 @@ def plan_rows(
         same = known.failed == row.digest
         if only_failures:
             seen.failed += failed
+            seen.unrun += not failed and known.done is None
             final = isinstance(row, BadRow) or (known.code in REFUSED and not refused_too)
             run = failed and row.digest != known.done and not (same and final)
         else:

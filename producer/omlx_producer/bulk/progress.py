@@ -309,9 +309,9 @@ def summary_text(meter: Meter) -> str:
     return "\n".join(lines)
 
 
-def left_text(rows: int) -> str:
+def left_text(rows: int, how: str = "no result") -> str:
     """How many rows a run that ended early has left."""
-    return f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} no result"
+    return f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} {how}"
 
 
 def _cuts(figures: Mapping[str, Any]) -> str:

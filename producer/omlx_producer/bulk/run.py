@@ -247,7 +247,8 @@ def _require_agreement(
 
 
 def _require_failed(options: RunOptions, source: Input, target: Output) -> None:
-    """Refuse an input that is not the one whose rows failed.
+    """Refuse an input that is not the one whose rows failed, or of which none failed and some have
+    not run.
 
     Raises:
         InvalidRequest: with the remedy.
@@ -258,3 +259,6 @@ def _require_failed(options: RunOptions, source: Input, target: Output) -> None:
             f"{options.input}: holds none of the rows that failed in {target.path}",
             "give the input of that run with --input",
         )
+    if source.seen.unrun and not source.seen.failed:
+        rows = left_text(source.seen.unrun, "not run")
+        raise InvalidRequest(None, f"{target.path}: {rows}", "give the run's command again")

@@ -17,7 +17,8 @@ import redis
 from omlx_producer.bulk import progress
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.meter import Meter, Speed
-from omlx_producer.bulk.output import Output
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.output import Output, results_path
 from omlx_producer.bulk.progress import WorkerWatch
 from omlx_producer.bulk.row import ID_PREFIX, BadRow, RowResult
 from omlx_producer.bulk.store import Store, read_settings, run_path
@@ -129,8 +130,10 @@ def test_a_retry_has_no_limit_and_keeps_the_body_in_the_table(run: Run, tmp_path
     table = (tmp_path / "out.csv").read_text()
     assert table.startswith("custom_id,text,finish_reason,prompt_tokens,completion_tokens,error,re")
     assert "limit" not in read_settings(tmp_path / "out.csv")
+    fail_in(tmp_path / "out.csv", "r0")
     assert run("retry", "out.csv", "--progress", "none").exit_code == 0
-    assert (tmp_path / "out.csv").read_text() == table
+    again = (tmp_path / "out.csv").read_text()
+    assert (again[:80], again.count("out of memory")) == (table[:80], 0)
 
 
 @pytest.mark.usefixtures("worker")
@@ -343,6 +346,19 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     assert [told(in_flight=0), told(in_flight=0), told(), told()] == ["", "", "", said]
 
 
+def test_a_retry_of_rows_that_have_not_run_is_refused(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 3)
+    options = RunOptions.of("rows.jsonl", {})
+    with Output.open(Path("out.csv")) as output:
+        output.store.remember(options.settings)
+
+    retried = run("retry", "out.csv", "--progress", "none")
+
+    assert retried.exit_code == 2
+    assert "out.csv: 3 rows have not run; give the run's command again\n" in retried.stderr
+    assert not (tmp_path / "out.csv").exists()
+
+
 @pytest.mark.usefixtures("worker")
 def test_a_retry_takes_only_an_input_that_has_rows_that_failed(run: Run, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", temperature=9), batch_line("b")])
@@ -478,7 +494,7 @@ def test_a_failed_row_that_the_input_no_longer_has_is_not_advised_to_be_run(
 
 def fail_in(output: Path, custom_id: str) -> None:
     """Make a row of an output one that failed with an error that may pass."""
-    (line,) = (line for line in lines(output) if line["custom_id"] == custom_id)
+    (line,) = (line for line in lines(results_path(output)) if line["custom_id"] == custom_id)
     digest = line["id"].removeprefix(ID_PREFIX)
     row = BadRow(0, custom_id, "", "", digest, own_id=True)
     with Output.open(output) as opened:
