@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,12 +146,12 @@ def retry(
     """
     with open_producer(redis_url) as producer:
         earlier = RunOptions.to_retry(output)
-        source = source or earlier.input
-        if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
+        if source is None and earlier.input == "-":
             fail(
                 INVALID,
                 f"{output}: its input came on stdin; save that in a file, and give --input FILE",
             )
+        source = source or earlier.input
         require_input(source, earlier.format)
         with resumable(source):
             ended = run_here(

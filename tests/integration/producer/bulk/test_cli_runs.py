@@ -346,6 +346,19 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     assert [told(in_flight=0), told(in_flight=0), told(), told()] == ["", "", "", said]
 
 
+def test_a_retry_of_a_run_from_stdin_asks_for_its_input(run: Run) -> None:
+    with Output.open(Path("out.jsonl")) as output:
+        output.store.remember(RunOptions.of("-", {}).settings)
+
+    retried = run("retry", "out.jsonl", input=json.dumps(batch_line("a")))
+
+    assert (retried.exit_code, retried.stderr) == (
+        2,
+        "omlx-submit: out.jsonl: its input came on stdin; save that in a file, and give --input "
+        "FILE\n",
+    )
+
+
 def test_a_retry_of_rows_that_have_not_run_is_refused(run: Run, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 3)
     options = RunOptions.of("rows.jsonl", {})
