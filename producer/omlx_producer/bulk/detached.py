@@ -220,4 +220,4 @@ def fetch(
 
 def place_of(output: Path | None) -> str:
     """An output, whichever machine asks."""
-    return f"{socket.gethostname()}:{output}"
+    return f"{socket.gethostname()}:{output and output.absolute()}"

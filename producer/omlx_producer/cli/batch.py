@@ -72,7 +72,8 @@ def results(
             else:
                 form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
                 files = fetch(batch, state, output, form, keep=keep)
-                write(written_text(files) + "\n", err=True)
+                if files:
+                    write(written_text(files) + "\n", err=True)
     if state.ok + state.failed < state.rows or not state.over:
         tell_how_far(state)
     elif state.failed:

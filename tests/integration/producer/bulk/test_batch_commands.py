@@ -78,6 +78,8 @@ def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
     connection: redis.Redis, run: Run, tmp_path: Path
 ) -> None:
     batch, leases = batch_of(connection, 120), table(connection)
+    none = run("results", batch.id, "-o", str(tmp_path / "none.jsonl"))
+    assert none.stderr == f"{batch.id}: open, 0 of 120 rows ended\n"
     (claimed,) = claim(leases)
     commit(leases, claimed, finished(claimed, body()))
     early, said = run("results", batch.id), f"{batch.id}: open, 1 of 120 rows ended\n"
@@ -115,7 +117,8 @@ def test_results_leave_redis_once_they_are_in_a_file(
     run("results", batch.id)
     run("results", batch.id, "-o", str(output), "--keep")
     assert connection.hlen(batch.results_key) == 3
-    run("results", batch.id, "-o", str(output))
+    with contextlib.chdir(tmp_path):
+        run("results", batch.id, "-o", "out.jsonl")
     assert not connection.exists(batch.results_key)
     lines = output.read_text()
     assert lines.count("\n") == 3
@@ -125,7 +128,7 @@ def test_results_leave_redis_once_they_are_in_a_file(
     other = run("results", batch.id, "-o", str(tmp_path / "other.jsonl"))
     assert other.exit_code == 2
     assert "left Redis at" in other.stderr
-    assert str(output) in other.stderr
+    assert f":{output}; use that file" in other.stderr
     assert "fetched_to" in run("status", batch.id).stdout
 
 
