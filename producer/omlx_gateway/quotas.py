@@ -84,7 +84,7 @@ async def require_room(gateway: Gateway, owner: str | None) -> None:
 
 
 def require_fewer(gateway: Gateway, waiting: int) -> None:
-    """Refuse a request while so many prompts of its key wait, or rows of its batches.
+    """Refuse a request of a key that has too many prompts and rows of batches waiting.
 
     Raises:
         ApiError: 429.

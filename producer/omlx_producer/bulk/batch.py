@@ -310,7 +310,7 @@ class Batch:
             thread.join()
 
     def is_kept(self) -> bool:
-        """Whether somebody goes on with its upload."""
+        """Whether its upload is still running."""
         return self.connection.ttl(self.key) > UPLOAD_SECONDS - ALIVE_SECONDS
 
     def _write(

@@ -196,7 +196,7 @@ class Output:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[Output]:
-        """Open or make the files; a later run goes on with them. See `Store` for the errors."""
+        """Open or make the files. A later run adds to them. See `Store` for the errors."""
         with contextlib.closing(Store(run_path(path), like=path)) as store:
             output = cls(path, store)
             with contextlib.ExitStack() as closing:

@@ -168,7 +168,7 @@ class WorkerFigures(BaseModel):
         return now - self.at <= SILENT_SECONDS
 
     def is_forgotten(self, now: float) -> bool:
-        """Whether it has been gone for so long that nobody is told of it."""
+        """Whether it has been gone for too long to be shown."""
         return now - self.at > max(SILENT_SECONDS, self.lease_seconds) + GONE_SECONDS
 
 

@@ -1,9 +1,9 @@
--- Make a batch, unless there is one with this id. An upload that nobody goes on with is replaced.
+-- Make a batch, unless there is one with this id. An upload that has stopped is replaced.
 --
 -- ARGV[1]    run
 -- ARGV[2]    time
 -- ARGV[3]    seconds to keep an upload
--- ARGV[4]    seconds after which nobody goes on with one
+-- ARGV[4]    seconds after which an upload has stopped
 -- ARGV[5..]  fields of the batch
 --
 -- Returns whether it was made, also by an earlier call whose answer was lost.
