@@ -111,9 +111,11 @@ def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
 
 
 def tell_how_far(state: BatchState) -> None:
-    """Say on stderr how many rows of a batch have ended."""
+    """Say on stderr how many rows of a batch have ended, and how many never will."""
     ended, rows = state.ok + state.failed, counted(state.rows, "row")
-    click.echo(f"{state.id}: {state.state}, {ended} of {rows} ended", err=True)
+    dropped = state.rows - ended if state.over else 0
+    never = f"; {counted(dropped, 'row')} did not run" if dropped else ""
+    click.echo(f"{state.id}: {state.state}, {ended} of {rows} ended{never}", err=True)
 
 
 def cancel_batch(batch_id: str, url: str | None) -> str:

@@ -289,7 +289,7 @@ def test_cancelling_drops_what_waits_stops_what_runs_and_keeps_results(
     for command in ("watch", "results"):
         told = run(command, batch.id)
         assert told.exit_code == 1
-        assert f"{batch.id}: cancelled, 6 of 100 rows ended\n" in told.stderr
+        assert f"{batch.id}: cancelled, 6 of 100 rows ended; 94 rows did not run\n" in told.stderr
 
 
 def test_cancelling_what_waits_needs_no_worker(connection: redis.Redis, run: Run) -> None:
