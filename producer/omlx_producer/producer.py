@@ -315,6 +315,8 @@ class Producer:
                 if given:
                     raise InvalidRequest(name, "given without out", "give out, or leave it out")
             return library.run_through(self, rows, arguments, ordered=ordered, progress=progress)
+        if not isinstance(out, str | PathLike):
+            raise InvalidRequest("out", f"got {type(out).__name__}", "give a path")
         return library.run_into(
             self,
             rows,

@@ -23,6 +23,7 @@ from omlx_producer.bulk.progress import Progress, Show
 from omlx_producer.bulk.result import BulkResult
 from omlx_producer.bulk.store import run_path
 from omlx_producer.bulk.table import TableForm, properties_of
+from omlx_producer.client.outcome import require_timeout
 from omlx_producer.errors import InvalidRequest, JobTimeout
 from omlx_producer.terminal import local_time
 
@@ -133,6 +134,7 @@ def follow(batch: Batch, show: Show, *, timeout: float | None = None) -> BatchSt
     Raises:
         JobTimeout: if it has not ended after these seconds.
     """
+    require_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     progress, state = Progress(batch.connection, batch.run, show), batch.read()
     # Rates are those from now on.

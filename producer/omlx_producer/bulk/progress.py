@@ -22,6 +22,7 @@ from rich.table import Table
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
 from omlx_producer.client.waiting import read_started
+from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.figures import read_figures
 from omlx_producer.terminal import counted, duration, write
 from omlx_producer.wire import row_job_id
@@ -58,6 +59,9 @@ def make_display(style: Show) -> Display:
         return Silence()
     if callable(style):
         return Teller(style)
+    if style not in STYLES:
+        remedy = f"give a function, or one of {', '.join(STYLES)}"
+        raise InvalidRequest("progress", f"got {shown(style)}", remedy)
     if style == "auto":
         return Bar() if sys.stderr.isatty() else StatusLines(readable=True)
     displays: dict[str, type[Display]] = {"bar": Bar, "ndjson": StatusLines, "none": Silence}

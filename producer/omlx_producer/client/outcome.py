@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Real
 from typing import Any, Literal
 
 import redis
@@ -20,11 +21,13 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import (
+    InvalidRequest,
     JobCancelled,
     JobFailed,
     JobTimeout,
     MalformedResult,
     UnknownJob,
+    shown,
 )
 from omlx_producer.wire import (
     CancelledEvent,
@@ -76,12 +79,22 @@ def require_job_id(job_id: str) -> None:
     """Refuse an id that no job has: Redis's keys take UTF-8 only.
 
     Raises:
-        UnknownJob: if it holds a lone surrogate.
+        UnknownJob: if it is no text, or holds a lone surrogate.
     """
     try:
         job_id.encode()
-    except UnicodeEncodeError:
+    except (AttributeError, UnicodeEncodeError):
         raise unknown_job(job_id) from None
+
+
+def require_timeout(timeout: float | None) -> None:
+    """Refuse a time to wait that is none.
+
+    Raises:
+        InvalidRequest: if it is no number.
+    """
+    if not isinstance(timeout, Real | None):
+        raise InvalidRequest("timeout", f"got {shown(timeout)}", "give seconds, or None")
 
 
 def timed_out(job_id: str, timeout: float | None) -> JobTimeout:
@@ -268,6 +281,7 @@ def fetch_job(connection: redis.Redis, job_id: str) -> Job:
     Raises:
         UnknownJob: if it does not exist.
     """
+    require_job_id(job_id)
     try:
         return Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
     except (NoSuchJobError, ValueError):

@@ -25,6 +25,7 @@ from omlx_producer.client.outcome import (
     ask_result,
     find_outcome,
     require_job_id,
+    require_timeout,
     results_key,
     timed_out,
 )
@@ -123,6 +124,7 @@ async def wait_for_end_async(
 ) -> Outcome:
     """The form of `wait_for_end` for an event loop."""
     require_job_id(job_id)
+    require_timeout(timeout)
     outage, now = Reconnection(), asyncio.get_running_loop().time()
     deadline = None if timeout is None else now + timeout
     look_by = None if deadline is None else max(deadline, now + FIRST_RECHECK_SECONDS)

@@ -13,6 +13,7 @@ from omlx_producer.client.outcome import (
     ask_result,
     find_outcome,
     require_job_id,
+    require_timeout,
     results_key,
     timed_out,
 )
@@ -27,6 +28,7 @@ def wait_for_end(connection: redis.Redis, job_id: str, timeout: float | None) ->
     other tools end jobs without a result.
     """
     require_job_id(job_id)
+    require_timeout(timeout)
     outage, until = Reconnection(), time.monotonic() + (math.inf if timeout is None else timeout)
     while True:
         try:

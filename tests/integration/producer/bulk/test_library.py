@@ -221,6 +221,21 @@ def test_no_rows_are_refused(producer: Producer, connection: redis.Redis, rows: 
     assert not connection.keys("omlx:batch:*")
 
 
+def test_what_is_no_path_style_or_time_is_refused(producer: Producer) -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidRequest, match=r"^out: got int; give a path$"):
+        producer.run(["a"], wrong)
+    style: Any = "foo"
+    with pytest.raises(InvalidRequest, match=r"^progress: got 'foo'; give a function, or one of"):
+        next(producer.run(["a"], progress=style))
+    batch, timeout = producer.batch(["a"]), "x"
+    for wait in (batch.wait, lambda timeout: producer.result("nosuch", timeout=timeout)):
+        with pytest.raises(InvalidRequest, match=r"^timeout: got 'x'; give seconds, or None$"):
+            wait(timeout)  # type: ignore[arg-type]
+    with pytest.raises(UnknownJob, match="no job has the id 5"):
+        producer.status(wrong)
+
+
 @pytest.mark.parametrize("option", ["only_failures", "replace"])
 def test_options_of_an_output_need_one(producer: Producer, option: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{option}: given without out; give out"):
