@@ -290,7 +290,7 @@ def _parsed(number: int, text: str) -> Record:
             hint = ""
         return Record(number, None, f"not JSON ({error}){hint}")
     if not isinstance(value, dict):
-        return Record(number, None, "not a JSON object")
+        return Record(number, None, 'not a JSON object; write one, as in {"prompt": "Hi"}')
     return Record(number, value)
 
 

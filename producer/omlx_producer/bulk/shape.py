@@ -44,6 +44,8 @@ DEFAULT_TEMPLATE = "{prompt}"
 CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
 RESPONSES_URL = "/v1/responses"
 _FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt", RESPONSES_URL: "input"}
+# What an object without a prompt or messages has that is meant as a Batch line.
+_BATCH_FIELDS = frozenset({"method", "url", "body"})
 # Columns of the custom_id, unless --id-field names another.
 ID_COLUMNS = ("custom_id", "id")
 MAX_ID_CHARACTERS = 512
@@ -372,7 +374,7 @@ class RowMaker:
             return default
         values, name = record.value or {}, self._shape.id_field
         batch_line = self._is_batch_line(values)
-        if name is None and batch_line:
+        if name is None and batch_line and _BATCH_FIELDS & values.keys():
             name = "custom_id"
         if name is None:
             name = next((name for name in ID_COLUMNS if values.get(name) is not None), None)
@@ -406,7 +408,7 @@ class RowMaker:
         else:
             own = self._own_fields(values) if isinstance(values, dict) else {}
             model = model or own.get("model") or self._only_model()
-            if isinstance(own.get(PROMPT), list):
+            if not isinstance(own.get(PROMPT, ""), str):
                 fields = own
             else:
                 own.pop(PROMPT, None)
@@ -494,6 +496,8 @@ def _has_system(first: Any) -> bool:
 
 def _batch_body(line: dict[str, Any]) -> dict[str, Any]:
     """The body of an OpenAI Batch line."""
+    if not _BATCH_FIELDS & line.keys():
+        raise InvalidRequest(PROMPT, "missing", "give a prompt, or messages")
     url, body = line.get("url"), line.get("body")
     if line.get("method", "POST") != "POST":
         raise InvalidRequest("method", f"got {line['method']!r:.80}", "give 'POST'")

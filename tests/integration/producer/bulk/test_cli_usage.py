@@ -38,6 +38,15 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+def test_lines_that_are_no_requests_are_told_what_they_lack(run: Run, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a"), {"id": "m"}, [1], {"prompt": 5}])
+    done = run("run", "rows.jsonl", "--dry-run")
+    assert done.exit_code == 1
+    assert "line 2, id 'm': prompt: missing; give a prompt, or messages\n" in done.stderr
+    assert 'line 3: not a JSON object; write one, as in {"prompt": "Hi"}\n' in done.stderr
+    assert "line 4: prompt: " in done.stderr
+
+
 def test_a_dry_run_counts_rows_without_a_limit_as_workers_do(run: Run, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("hello\n")
     for options, most in (((), 4096), (("--raw",), 256), (("--max-tokens", "7"), 7)):
