@@ -91,7 +91,7 @@ def _duplicate(row: Row | BadRow, before: int) -> BadRow:
         "give each row its own"
     )
     if isinstance(row, BadRow):
-        return replace(row, code="duplicate_custom_id", reason=reason, own_id=False)
+        return replace(row, code="duplicate_custom_id", reason=reason, own_id=False, field="")
     return BadRow(row.line, row.custom_id, "duplicate_custom_id", reason, row.digest, False)
 
 

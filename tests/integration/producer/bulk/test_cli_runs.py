@@ -292,6 +292,17 @@ def test_a_resumed_run_says_how_many_rows_had_failed_before(run: Run, tmp_path: 
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_duplicate_that_could_not_run_is_told_as_a_duplicate_alone(
+    run: Run, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a"), batch_line("a") | {"method": "GET"}])
+    assert run("run", "rows.jsonl", "-o", "out.jsonl").exit_code == 1
+    (line,) = errors(tmp_path / "out.jsonl")
+    assert line["error"]["code"] == "duplicate_custom_id"
+    assert "param" not in line["error"]
+
+
+@pytest.mark.usefixtures("worker")
 def test_fields_without_effect_are_named_at_the_end(run: Run, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", user="me", store=True)])
     done = run("run", "rows.jsonl", "-o", "out.jsonl")
