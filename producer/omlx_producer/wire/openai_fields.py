@@ -81,6 +81,12 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
                 "max_tokens", "given beside max_completion_tokens, the same setting", "give one"
             )
         kept["max_completion_tokens"] = kept.pop("max_tokens")
+    if isinstance(biases := kept.get("logit_bias"), Mapping):
+        # In JSON keys are texts; in Python a token id is a number.
+        kept["logit_bias"] = {
+            str(token) if type(token) is int and 0 <= token < 2**31 else token: bias
+            for token, bias in biases.items()
+        }
     if "reasoning" in kept:
         kept |= _of_reasoning(kept.pop("reasoning"), kept)
     if "tools" not in kept:

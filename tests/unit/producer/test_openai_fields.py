@@ -123,3 +123,10 @@ def test_a_text_completion_may_count_its_alternatives_and_list_one_prompt() -> N
     assert wire(OK | {"logprobs": 0}) == OK | {"logprobs": True, "top_logprobs": 0}
     assert wire(OK | {"prompt": ["x"]}) == OK
     assert wire(OK | {"prompt": [[1, 2]]})["prompt"] == [1, 2]
+
+
+def test_token_ids_of_biases_may_be_numbers() -> None:
+    assert wire(OK | {"logit_bias": {1: 5, "2": -1}})["logit_bias"] == {"1": 5, "2": -1}
+    for key in (-1, True, 1.5, 10**5000):
+        with pytest.raises(InvalidRequest, match="logit_bias"):
+            wire(OK | {"logit_bias": {key: 5}})
