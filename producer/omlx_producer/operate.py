@@ -19,7 +19,7 @@ from rq.registry import (
     StartedJobRegistry,
 )
 
-from omlx_producer.bulk.batch import Batch, BatchState, read_batches
+from omlx_producer.bulk.batch import Batch, BatchState, is_batch_id, read_batches
 from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
 from omlx_producer.client.waiting import date_seconds, queue_key, queued_models
@@ -256,7 +256,7 @@ def delete_by_id(connection: redis.Redis, job_id: str) -> None:
         UnknownJob: if it does not exist.
         InvalidRequest: if it is the row of a batch, which would run again.
     """
-    if job_id.startswith("batch-"):
+    if job_id.startswith("batch-") or is_batch_id(job_id):
         _delete_batch(Batch(connection, job_id))
         return
     job = fetch_job(connection, job_id)

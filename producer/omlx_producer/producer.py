@@ -342,12 +342,17 @@ class Producer:
     def find_batch(self, batch_id: str) -> BatchHandle:
         """A batch of another process; also one of the command line or of the gateway.
 
+        Its id may begin with ``batch_``, as the gateway has it.
+
         >>> batch = producer.batch(["def f(x):"])
         >>> producer.find_batch(batch.id) == batch
         True
         """
         from omlx_producer.bulk import library
 
+        if not isinstance(batch_id, str):
+            got = f"got {type(batch_id).__name__}"
+            raise InvalidRequest("batch_id", got, "give the id of a batch")
         return library.BatchHandle(batch_id, self.connection)
 
     def require_suitable(self) -> None:

@@ -76,7 +76,8 @@ _STATUSES = {"uploading": "validating", "open": "in_progress", "done": "complete
 
 
 def is_batch_id(text: str) -> bool:
-    return re.fullmatch(r"batch-[0-9a-f]{12}", text) is not None
+    """Whether it is the id of a batch, in the form of commands or that of OpenAI's interface."""
+    return re.fullmatch(r"batch[-_][0-9a-f]{12}", text) is not None
 
 
 class BatchState(BaseModel):
@@ -176,10 +177,18 @@ class BatchState(BaseModel):
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, by its keys."""
+    """One batch, by its keys.
+
+    Attributes:
+        id: ``batch-`` and 12 digits; ``batch_``, as the gateway has it, stands for the same.
+    """
 
     connection: redis.Redis = field(repr=False)
     id: str
+
+    def __post_init__(self) -> None:
+        if is_batch_id(self.id):
+            object.__setattr__(self, "id", self.id.replace("_", "-"))
 
     @classmethod
     def create(cls, connection: redis.Redis, **fields: Any) -> Batch:

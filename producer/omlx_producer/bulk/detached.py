@@ -44,6 +44,9 @@ class BatchHandle:
     id: str
     connection: redis.Redis = field(repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", self._batch.id)
+
     def status(self) -> BatchState:
         """Its state: rows, how many of them have ended and how, tokens, times.
 

@@ -53,6 +53,20 @@ def test_the_commands_reach_a_batch_from_anywhere(
     assert len(run("results", batch_id).stdout.splitlines()) == 41
 
 
+def test_the_commands_take_the_id_that_the_gateway_has_of_a_batch(
+    connection: redis.Redis, run: Run
+) -> None:
+    batch = batch_of(connection, 1)
+    other = batch.id.replace("-", "_")
+    assert json.loads(run("status", other, "--json").stdout)["id"] == batch.id
+    assert run("results", other, "--partial").exit_code == 0
+    assert run("cancel", other).stdout == "cancelled\n"
+    assert batch.read().state == "cancelled"
+    assert run("delete", other).exit_code == 0
+    with pytest.raises(UnknownJob):
+        batch.read()
+
+
 def test_the_times_of_a_batch_are_for_people_or_with_json_for_programs(
     connection: redis.Redis, run: Run
 ) -> None:

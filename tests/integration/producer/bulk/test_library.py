@@ -399,6 +399,14 @@ def test_a_batch_is_cancelled(producer: Producer) -> None:
 def test_an_unknown_batch_is_an_error(producer: Producer) -> None:
     with pytest.raises(UnknownJob):
         producer.find_batch("batch-0123456789ab").status()
+    wrong: Any = 5
+    with pytest.raises(InvalidRequest, match=r"^batch_id: got int; give the id of a batch$"):
+        producer.find_batch(wrong)
+
+
+def test_a_batch_is_found_by_the_id_that_the_gateway_has_of_it(producer: Producer) -> None:
+    batch = producer.batch(["hello"])
+    assert producer.find_batch(batch.id.replace("-", "_")) == batch
 
 
 def test_the_command_line_knows_a_batch_of_python(
