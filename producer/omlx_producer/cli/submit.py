@@ -15,9 +15,10 @@ from omlx_producer.cli.batch import watch_batch
 from omlx_producer.cli.options import given, model_option, refuse_conflicts, sampling_options
 from omlx_producer.cli.session import goes_on, job_argument, open_producer, redis_option
 from omlx_producer.cli.show import show_result, show_stream
+from omlx_producer.client.compiling import require_compilable
 from omlx_producer.client.models import only_model, takes_chats
 from omlx_producer.program import INVALID, SectionedCommand, fail, json_option, option
-from omlx_producer.wire import PRIORITIES, Priority, text_fields
+from omlx_producer.wire import PRIORITIES, GenerationRequest, Priority, text_fields
 
 _request = partial(option, section="Request")
 _output = partial(option, section="Output")
@@ -85,6 +86,7 @@ def submit(
         fields = text_fields(text, chat=chat, system=system) | given(sampling) | {"model": model}
         if not detach:
             fields["stream"] = not no_stream
+        require_compilable(GenerationRequest.parse(fields))
         job = producer.submit(
             fields,
             priority=priority,

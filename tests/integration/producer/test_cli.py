@@ -55,6 +55,16 @@ def test_a_dash_reads_stdin_as_it_is(run: Run, served: dict[str, Any]) -> None:
     assert user_text(served) == "def f():\n"
 
 
+def test_an_expression_that_no_worker_would_compile_makes_no_job(
+    run: Run, connection: redis.Redis
+) -> None:
+    pytest.importorskip("llguidance")
+    refused = run("x", "--regex", "(", "--detach")
+    assert refused.exit_code == 2
+    assert "--regex: the regular expression cannot be compiled (uncl" in refused.stderr
+    assert not connection.keys("rq:job:*")
+
+
 def test_the_form_of_the_answer_is_given_by_files_and_patterns(
     run: Run, served: dict[str, Any], tmp_path: Path
 ) -> None:
