@@ -40,6 +40,7 @@ RESULT_SECONDS = 3600
 MAX_PROMPTS = 128
 MAX_ANSWER_BYTES = 32 * 2**20
 """Of an answer to several prompts."""
+_STREAM_OPTIONS = ("include_usage", "include_drafted", "include_obfuscation")
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})")
 
 
@@ -72,6 +73,8 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     gateway, owner = Gateway.of(request), owner_of(request)
     priority = allowed_priority(request, read_priority(request))
     key = request.headers.get("idempotency-key")
+    # A client with a key comes again.
+    detached = key is not None or _asks_to_detach(request)
     if key and owner:
         key = secret_of(owner, f"idempotency_key:{key}")
     jobs = list[AsyncJobHandle]()
@@ -105,8 +108,6 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     del body
     if last:
         return await _go_on(request, last, form, salt if owner else None)
-    # A client with a key comes again.
-    detached = key is not None or request.headers.get("x-omlx-detach", "").lower() == "true"
     if streams:
         return await _stream(request, jobs[0], form, 0, keep=detached)
     over = False
@@ -186,7 +187,18 @@ def _stream_options(body: dict[str, Any]) -> dict[str, bool]:
     if not isinstance(options, dict):
         remedy = "give an object with include_usage"
         raise InvalidRequest("stream_options", f"got {options!r:.60}", remedy)
+    for name in options:
+        if name not in _STREAM_OPTIONS:
+            remedy = f"give {', '.join(_STREAM_OPTIONS)}"
+            raise InvalidRequest("stream_options", f"got the field {name!r:.60}", remedy)
     return {name: options.get(name) is True for name in ("include_usage", "include_drafted")}
+
+
+def _asks_to_detach(request: Request) -> bool:
+    asked = request.headers.get("x-omlx-detach", "")
+    if asked.lower() not in ("true", "false", ""):
+        raise ApiError(400, f"X-Omlx-Detach: got {asked!r:.80}; give true or false")
+    return asked.lower() == "true"
 
 
 async def _go_on(request: Request, last: str, form: JobStream, salt: str | None) -> Response:

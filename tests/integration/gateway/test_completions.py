@@ -150,6 +150,7 @@ def test_tools_are_called(client: OpenAI) -> None:
         ({"messages": None}, 400, "messages"),
         ({"model": "nobody"}, 404, "model"),
         ({"stream_options": 3}, 400, "stream_options"),
+        ({"stream_options": {"include_all": True}}, 400, "stream_options"),
         ({"audio": {"voice": "x", "format": "wav"}}, 400, "audio"),
     ],
 )
@@ -253,6 +254,17 @@ def test_hanging_up_cancels_the_job_unless_it_is_detached(
     [key] = connection.keys("rq:job:*")
     ended = status(fetch(connection, key.decode().removeprefix("rq:job:")))
     assert ended == ("finished" if detach else "stopped")
+
+
+def test_a_header_to_detach_says_true_or_false(gateway: str, connection: Redis) -> None:
+    refused = httpx2.post(
+        f"{gateway}/v1/completions",
+        json={"model": ALIAS, "prompt": "x"},
+        headers={"X-Omlx-Detach": "maybe"},
+    )
+    assert refused.status_code == 400
+    assert "X-Omlx-Detach: got 'maybe'; give true or false" in refused.text
+    assert not connection.keys("rq:job:*")
 
 
 @pytest.mark.parametrize("streams", [True, False])
