@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,8 @@ from omlx_producer.errors import (
 from omlx_producer.outage import passes
 
 RETRY_SECONDS = 5
+LINGER_SECONDS = 1.0
+"""For the rest of a body that is refused."""
 # OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.
 FINAL = {"X-Should-Retry": "false"}
 log = logging.getLogger("omlx_gateway")
@@ -113,16 +117,29 @@ class ErrorAnswers:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        begun = read = False
 
         async def noted(message: Message) -> None:
             nonlocal begun
             begun = True
             await send(message)
 
+        async def body() -> Message:
+            nonlocal read
+            message = await receive()
+            read = not message.get("more_body", False)
+            return message
+
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, body, noted)
         except Exception as error:  # noqa: BLE001 (`api_error` logs those of other kinds)
             answer = api_error(error).response
             if not begun:
+                # The system answers what comes to a closed connection with a reset, which takes
+                # the answer from the client. Who asks before sending a body sends none.
+                if not any(name == b"expect" for name, _ in scope["headers"]):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LINGER_SECONDS):
+                            while not read:
+                                await body()
                 await answer(scope, receive, send)

@@ -68,6 +68,15 @@ def test_long_bodies_are_held_together_up_to_a_limit_until_they_are_jobs(
         wait_for(lambda: jobs.count == 6)
 
 
+def test_a_client_reads_its_refusal_after_it_has_sent_all(redis_url: str) -> None:
+    body = b"x" * 8_000_000
+    with running_gateway(redis_url, Limits(body_bytes=200_000)) as url:
+        where = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(where, timeout=20) as client:
+            client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert client.recv(65_536).startswith(b"HTTP/1.1 413 ")
+
+
 def test_without_its_extra_the_command_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['starlette'] = None; from omlx_gateway.cli import main; main()"
