@@ -21,7 +21,7 @@ from omlx_worker.ports import serve_http
 from omlx_worker.queue.embedded import free_port
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
-from tests.helpers.metrics import scrape, value
+from tests.helpers.metrics import Scrape, scrape, value
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 
 
@@ -84,10 +84,14 @@ def test_the_command_serves_http_while_the_model_is_loaded(
         (metrics,) = re.findall(r"metrics are at http://127.0.0.1:(\d+)/", caplog.text)
         scrape(metrics)
         seen.append(wait_for(lambda: answers(port)))
-        found = scrape(metrics)
+        # A request is counted after its answer.
+        found = wait_for(lambda: counted(scrape(metrics)))
         seen.append(value(found, "http_requests_total", handler="health", status="200"))
         seen.append(value(found, "http_requests_in_progress"))
         return FakeEngine()
+
+    def counted(found: Scrape) -> Scrape | None:
+        return found if any(name == "omlx_http_requests_total" for name, _ in found) else None
 
     monkeypatch.setattr(build, "load_engine", load)
     arguments = ["run", "-m", "fake", "--redis-url", redis_url, f"--http={port}", "--burst"]
