@@ -56,6 +56,8 @@ class Counters:
         prompt_tokens: tokens read, including those read again, and the last token of each prompt,
             which its first step reads.
         cached_tokens: tokens not read, because a prefix was kept.
+        traces: see `Engine`.
+        contests: likewise, since the worker was ready.
         pauses: how often a row made place for a more urgent one.
     """
 
@@ -67,6 +69,8 @@ class Counters:
     prompt_windows: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    traces: int = 0
+    contests: int = 0
     pauses: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
 

@@ -56,6 +56,7 @@ class DecodeLoop:
     ) -> None:
         self.counters = counters
         self._engine = engine
+        self._kept_contests = engine.contests
         self._driver = driver
         self._chunks = chunks
         self._scheduler = Scheduler(
@@ -102,6 +103,8 @@ class DecodeLoop:
         try:
             return self._act()
         finally:
+            self.counters.traces = self._engine.traces
+            self.counters.contests = self._engine.contests - self._kept_contests
             self.counters.rows = self._scheduler.joined
             self.counters.waiting = self._scheduler.waiting
 

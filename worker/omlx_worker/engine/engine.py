@@ -161,6 +161,10 @@ class DecodingEngine:
         return self._decoder.slots
 
     @property
+    def traces(self) -> int:
+        return self._decoder.traces
+
+    @property
     def changes(self) -> int:
         return self._decoder.changes
 

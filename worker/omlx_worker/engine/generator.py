@@ -85,7 +85,7 @@ class SerialDecoder:
     """
 
     name = "generate_step"
-    max_depth = own_depth = changes = 0
+    max_depth = own_depth = traces = changes = 0
     looks_up = shares = False
     pads = True
     slow: Sequence[str] = ()

@@ -108,6 +108,21 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     assert told == [False, True, True, False, False, True, True, True]
 
 
+def test_traces_and_contests_are_counted_but_for_those_kept_from_an_earlier_worker() -> None:
+    class Tracing(FakeEngine):
+        def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+            self.traces += 2
+            self.contests += 1
+            return super().step(depths)
+
+    engine = Tracing()
+    engine.contests = 40
+    worker = decoding(engine, limit=1000)
+    worker.add(row("a", DEFAULT, prompt=1, tokens=20))
+    act_until(worker, lambda: worker.counters.steps == 3)
+    assert (worker.counters.traces, worker.counters.contests) == (6, 3)
+
+
 def test_rests_are_learnt_neither_as_steps_nor_as_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [100.0], list[float | None]()
     monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -44,6 +44,11 @@ class Rows(Protocol):
         ...
 
     @property
+    def traces(self) -> int:
+        """How often a step or a window was traced for a new shape so far."""
+        ...
+
+    @property
     def changes(self) -> int:
         """How often steps were traced or rows moved so far; either makes the next steps slow."""
         ...
