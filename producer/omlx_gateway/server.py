@@ -9,14 +9,36 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from omlx_gateway.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
 GRACE_SECONDS = 10
 """For open answers, after the signal to stop."""
 OPEN_FILES = 10_240
 """Each connection is one. The most that macOS grants to a process without a hard limit."""
+
+
+class OneAnswer(H11Protocol):
+    """Answers what is no HTTP in the application's place, unless that has begun to answer.
+
+    It may break in the middle of a request's body, while the application reads it or afterwards.
+    """
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = ApiError(400, msg, headers={"Connection": "close"}).response
+            head = h11.Response(status_code=400, reason="Bad Request", headers=answer.raw_headers)
+            for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
 
 
 def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
@@ -29,7 +51,7 @@ def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
         "log_level": "warning",
         "access_log": False,
         "server_header": False,
-        "http": "h11",
+        "http": OneAnswer,
         "ws": "none",
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import re
 import socket
 from collections.abc import Iterator
@@ -60,13 +61,44 @@ MALFORMED = [
 ]
 
 
-def test_what_is_no_http_or_no_json_is_refused(address: tuple[str, int]) -> None:
+@pytest.fixture
+def no_errors(gateway: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing is logged as an error, by the gateway, its server or asyncio."""
+    server = logging.getLogger("uvicorn.error")
+    server.addHandler(caplog.handler)
+    yield
+    server.removeHandler(caplog.handler)
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+@pytest.mark.usefixtures("no_errors")
+def test_what_is_no_http_or_no_json_is_one_error(address: tuple[str, int]) -> None:
     for sent, status in MALFORMED:
         head, _, body = exchange(address, sent).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 %d " % status), sent[:80]
         assert b"connection: close" in head.lower()
-        # What is no HTTP never reaches the application.
-        assert b"Invalid HTTP request received." in body or json.loads(body)["error"]["message"]
+        assert json.loads(body)["error"]["message"]
+
+
+@pytest.mark.usefixtures("no_errors")
+def test_a_body_that_breaks_after_its_answer_is_hung_up_on(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(POST.replace(b"v1", b"nowhere") + CHUNKED + b"5\r\nhello\r\n")
+        assert client.recv(12) == b"HTTP/1.1 404"
+        client.sendall(b"nonsense\r\n")
+        rest = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert b"HTTP/1.1" not in rest
+
+
+@pytest.mark.usefixtures("no_errors")
+def test_a_client_may_leave_within_its_body(address: tuple[str, int], gateway: str) -> None:
+    kinds = (b"application/json", b"multipart/form-data; boundary=b")
+    for path, kind in itertools.product((b"completions", b"files", b"batches"), kinds):
+        with socket.create_connection(address) as client:
+            lines = (b"POST /v1/" + path + b" HTTP/1.1", b"Host: localhost")
+            length = b"Content-Length: 99"
+            client.sendall(b"\r\n".join((*lines, b"Content-Type: " + kind, length, b"", b"--b")))
+    assert httpx2.get(f"{gateway}/health").status_code == 200
 
 
 def test_a_route_or_method_that_nobody_serves_is_one_error(gateway: str) -> None:
