@@ -25,7 +25,6 @@ SMALL = {
     "attention": "--heads 2 1 16 --layers 1 --rows 1 --widths 1 --contexts 16 --laps 1",
     "batch_memory": "--rows 2000",
     "bulk_million": "--rows 100",
-    "bulk_rows": "--rows 4 --tokens 2 --workers 1",
     "constrained": "--rows 1 --beside 1 --depths 0 --contexts 16 --tokens 2 --laps 1 --settle 1",
     "copying": "--rows 1 --tokens 2 --prompt 50 --prompts 1 --learn 2",
     "depths": "--jobs 1 --tokens 4 --rounds 1 --laps 2 --warm-laps 0 --prompt-characters 20",
@@ -35,8 +34,6 @@ SMALL = {
     "launches": "--models llama-8b",
     "lease": "--jobs 16 --stock-jobs 2 --batches 4 --laps 1",
     "mixed_lengths": "--rows 1 --short 8 --long 16 --laps 1",
-    "modes": "--modes batched auto --jobs 1 --tokens 4 --rounds 1 --laps 1 --starts 1 --warm-laps 0"
-    " --prompt-characters 20",
     # Its stock worker is `stock_job`.
     "pipeline": "--jobs 1 --tokens 4 --laps 1",
     "prompt_files": f"--old {ROOT} --rows 2 --file 0 4 8 --tokens 2 --max-batch 2 --laps 1",
@@ -45,6 +42,7 @@ SMALL = {
     "results": "--jobs 8 --laps 1",
     "scheduler_sim": "--machines apple --arrivals solo",
     "scoring": "--prompts 2 --length 16 --together 2 --laps 1",
+    "whole_file": "--modes batched auto --rows 3 --at-once 2 --tokens 2 4 --laps 1",
 }
 """Arguments by the name of a script."""
 
