@@ -88,7 +88,8 @@ from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from mlx_lm.utils import _get_classes  # noqa: E402
 
 from omlx_worker.engine.kernels.compiling import unfused  # noqa: E402
-from omlx_worker.engine.kernels.contest import Contest, Form  # noqa: E402
+from omlx_worker.engine.kernels.contest import Contest, Size  # noqa: E402
+from omlx_worker.engine.kernels.trial import Form  # noqa: E402
 from omlx_worker.engine.loading.families import as_ragged  # noqa: E402
 from omlx_worker.engine.models.mtp import with_head  # noqa: E402
 from omlx_worker.engine.ragged.decoder import RaggedDecoder  # noqa: E402
@@ -108,16 +109,18 @@ class Kernel(Contest):
     def run(
         self,
         part: str,  # noqa: ARG002
-        size: str,  # noqa: ARG002
-        plain: Form,
-        kernels: Mapping[str, Form],
-        *arguments: Any,
+        size: Size,  # noqa: ARG002
+        forms: Mapping[str, Form],
+        arguments: Sequence[Any],
+        options: Mapping[str, Any] | None = None,
+        *,
         like: Sequence[Any] | None = None,  # noqa: ARG002
     ) -> Any:
+        plain, kernel, *_ = forms.values()
         try:
-            return next(iter(kernels.values()))(*arguments)
+            return kernel(*arguments, **options or {})
         except ValueError:
-            return plain(*arguments)
+            return plain(*arguments, **options or {})
 
 
 def small(name: str) -> nn.Module:

@@ -48,7 +48,7 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
         "context": engine.info.context_length,
         "memory_limit": limit,
         "rows": min(_rows(engine, limit), most),
-        "kernels": list(engine.forms),
+        "kernels": engine.contest.results,
     }
 
 

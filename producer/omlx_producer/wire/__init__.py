@@ -48,6 +48,7 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message, TextPart
 from omlx_producer.wire.completion import Completion, answer_text
 from omlx_producer.wire.events import (
+    Alternative,
     CancelledEvent,
     ChoiceDelta,
     CompletionTokensDetails,
@@ -114,6 +115,7 @@ __all__ = [
     "PRIORITIES",
     "WIRE_FIELD",
     "WIRE_VERSION",
+    "Alternative",
     "Calling",
     "CancelledEvent",
     "ChoiceDelta",

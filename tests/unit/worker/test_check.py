@@ -15,7 +15,7 @@ from omlx_worker import cli
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.kernels.attention import Pair
-from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.contest import Contest, Size
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.loading import loader
 from omlx_worker.settings import WorkerSettings
@@ -129,12 +129,13 @@ def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
         raise RuntimeError("no such instruction")
 
     contest = Contest()
-    contest.run("doubling", "8 x 1", lambda x: 2 * x, {"kernel": fail}, mx.ones(8))
+    forms = {"plain": lambda x: 2 * x, "kernel": fail}
+    contest.run("doubling", Size({"rows": 8}, "floats"), forms, [mx.ones(8)])
 
     with patch.object(loader, "Contest", lambda *_, **__: contest):
         said, [found] = check(llama).stdout, checked(llama)["kernels"]
 
-    assert "kernel   doubling, 8 x 1: plain; plain " in said
+    assert "kernel   doubling, 8 rows, floats: plain; plain " in said
     assert "it fails: no such instruction\n" in said
     assert (found["form"], [*found["microseconds"]]) == ("plain", ["plain"])
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.wire import (
+    Alternative,
     FinishReason,
     GenerationRequest,
     InvalidRequest,
@@ -19,7 +20,7 @@ from omlx_producer.wire import (
     PromptLogprob,
     TokenLogprob,
 )
-from omlx_producer.wire.events import Alternative
+from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.ragged.footprint import RowBytes, budget, keep_within
 from omlx_worker.engine.ragged.sampling import Sampled, Scored
 from omlx_worker.engine.ragged.step import RowStep
@@ -99,12 +100,12 @@ class DecodingEngine:
         drafters: see `Engine`.
         head: where the MTP head that drafts came from; None if none does.
         head_hint: how to get the one that the model's files lack; None if they lack none.
-        forms: a `Result` for each part and size in the contest of kernels so far.
+        contest: decides which kernels run.
     """
 
     head: str | None = None
     head_hint: str | None = None
-    forms: Collection[Any] = ()
+    contest: Contest = HERE
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class DecodingEngine:
 
     @property
     def contests(self) -> int:
-        return len(self.forms)
+        return self.contest.contests
 
     def add(self, row: Row) -> Known:
         text = RowText(row, self._tokenizer)

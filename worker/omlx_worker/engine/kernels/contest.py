@@ -1,9 +1,16 @@
 """A kernel proves itself, then competes.
 
-Every part of a layer has a plain form, made of MLX's operations, and may have kernels. When a part
-meets a size for the first time, on this device, all run on the same random input. A kernel that
-fails, or that differs by more than rounding explains, is not used, and a warning says so. The other
-forms are timed, and the fastest runs from then on.
+Every part of a layer has a plain form, made of MLX's operations, and may have kernels. They are
+compared on random input of a size, on this device: a kernel that fails, or that differs by more
+than rounding explains, is not used, and a warning says so. The other forms are timed, and the
+fastest runs from then on.
+
+That takes milliseconds and memory, so no size is decided while rows wait. What is traced while a
+model is loaded or its worker is idle is decided on the spot. A size that rows meet first borrows
+the form of the smallest decided size of its kind that is at least as large in every number, and is
+decided when the worker is idle. The proof of that larger size covers it: sizes of a kind run one
+program, which takes rows and positions as they come, and whose indices reach no further. Where
+there is no larger one, the plain form runs.
 
 What was measured is kept in a file, so that a model has the same forms after a restart: two forms
 round differently.
@@ -14,34 +21,50 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import platform
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
-from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.kernels.sample import sampled
+from omlx_worker.engine.kernels.trial import Form, fault_of, microseconds
 
 log = logging.getLogger(__name__)
 
-TOLERANCES = {mx.float32: 2e-4, mx.float16: 4e-3, mx.bfloat16: 2e-2}
-"""The largest difference of two forms, as a share of the largest number, by the type of the least
-exact of their results: the others are made of numbers as rough."""
+PLAIN = "plain"
 
-CHAIN = 10
-"""Runs of a form in one measurement, each after the one before it."""
 
-LAPS = 3
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size of a call.
 
-Form = Callable[..., Any]
-"""From arrays to arrays."""
+    Attributes:
+        numbers: of rows, positions and the like. A form takes any of them.
+        kind: what else a form depends on: heads, types, options.
+    """
+
+    numbers: dict[str, int]
+    kind: str
+
+    def covers(self, other: Size) -> bool:
+        """Whether what is right at this size is right at the other one too."""
+        return (
+            self.kind == other.kind
+            and self.numbers.keys() == other.numbers.keys()
+            and all(count >= other.numbers[name] for name, count in self.numbers.items())
+        )
+
+    def __str__(self) -> str:
+        return ", ".join([*(f"{count} {name}" for name, count in self.numbers.items()), self.kind])
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +72,13 @@ class Result:
     """What a part uses at one size.
 
     Attributes:
-        size: for people.
-        shapes: of all arguments.
         form: ``plain`` or the name of a kernel.
-        microseconds: of one run of every form that can be used.
+        microseconds: of one run of every form that can be used; empty if none was timed.
         faults: why other kernels cannot.
     """
 
     part: str
-    size: str
-    shapes: str
+    size: Size
     form: str
     microseconds: dict[str, float]
     faults: dict[str, str] = field(default_factory=dict)
@@ -66,7 +86,15 @@ class Result:
     def __str__(self) -> str:
         times = [f"{name} {time:.0f} us" for name, time in self.microseconds.items()]
         told = ", ".join([*times, *dict.fromkeys(self.faults.values())])
-        return f"{self.part}, {self.size}: {self.form}; {told}"
+        return f"{self.part}, {self.size}: {self.form}" + (f"; {told}" if told else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A size that is still to be decided, and the form that it borrows."""
+
+    form: str
+    decide: Callable[[], Result]
 
 
 class Contest:
@@ -74,55 +102,110 @@ class Contest:
 
     Args:
         folder: keeps the results of this device and this software; None to measure at each start.
-        fixed: a kernel that is right is used whatever the times say, and forms are those whose
-            sums for a row depend on that row alone. Keeps nothing.
+        fixed: a kernel that is right is used whatever the times say, so none is timed, and forms
+            are those whose sums for a row depend on that row alone. Keeps nothing. Every size is
+            proven where it is met, since which form runs must not depend on when that is.
 
     Attributes:
         fixed: likewise.
+        eager: whether a size is decided where it is first met. The worker turns it off while
+            rows may wait.
+        contests: how often forms were compared so far.
     """
 
     def __init__(self, folder: Path | None = None, *, fixed: bool = False) -> None:
         self.fixed = fixed
-        self._results: dict[tuple[str, str, str], Result] = {}
+        self.eager = True
+        self.contests = 0
+        self._results: dict[tuple[str, Size], Result] = {}
+        self._waiting: dict[tuple[str, Size], _Waiting] = {}
         self._file = folder / f"kernels-{_identity()}.json" if folder and not fixed else None
         if self._file and self._file.exists():
             try:
-                kept = [Result(**fields) for fields in json.loads(self._file.read_text())]
-            except (ValueError, TypeError) as error:
+                kept = [_parsed(fields) for fields in json.loads(self._file.read_text())]
+            except (ValueError, TypeError, KeyError) as error:
                 log.warning("%s is not used, its kernels are timed anew: %s", self._file, error)
                 kept = []
-            self._results = {(kind.part, kind.size, kind.shapes): kind for kind in kept}
+            self._results = {(result.part, result.size): result for result in kept}
 
     @property
-    def results(self) -> ValuesView[Result]:
-        """Every part and size so far, in the order in which they were met. It grows."""
-        return self._results.values()
+    def results(self) -> list[Result]:
+        """Every part and size that is decided, in the order in which they were."""
+        return list(self._results.values())
+
+    @property
+    def waiting(self) -> list[str]:
+        """The parts and sizes that rows met and that are still to be decided, for people."""
+        return [f"{part}, {size}" for part, size in self._waiting]
 
     def run(
         self,
         part: str,
-        size: str,
-        plain: Form,
-        kernels: Mapping[str, Form],
-        *arguments: Any,
+        size: Size,
+        forms: Mapping[str, Form],
+        arguments: Sequence[Any],
+        options: Mapping[str, Any] | None = None,
+        *,
         like: Sequence[Any] | None = None,
     ) -> Any:
-        """Run the fastest kernel if it is faster than the plain form, else that.
+        """Run the form of a size.
 
         Args:
-            kernels: by names.
-            arguments: of the form.
+            forms: by names; the plain one is among them.
+            arguments, options: of the form.
             like: arguments in whose shapes the forms are compared, integers as they are; None for
                 the arguments.
         """
-        key = part, size, _shapes(like or arguments)
-        result = self._results.get(key)
-        if result is None:
-            result = _decided(key, plain, kernels, sampled(like or arguments), fixed=self.fixed)
-            self._results[key] = result
+        key = part, size
+        decided = self._results.get(key) or self._waiting.get(key)
+        if decided is None or (self.eager and key in self._waiting):
+            decide = self._trial(key, forms, like or arguments, options or {})
+            if self.eager or self.fixed:
+                decided = decide()
+            else:
+                decided = self._waiting[key] = _Waiting(self._covering(key), decide)
+        return forms.get(decided.form, forms[PLAIN])(*arguments, **options or {})
+
+    def decide_next(self) -> bool:
+        """Decide one of the sizes that rows met: some 20 ms, for a worker that is idle.
+
+        Returns:
+            Whether another form runs there from now on. What was compiled with the borrowed one
+            keeps it until it is traced again.
+        """
+        if not self._waiting:
+            return False
+        waiting = next(iter(self._waiting.values()))
+        return waiting.decide().form != waiting.form
+
+    def _covering(self, key: tuple[str, Size]) -> str:
+        """The form of the smallest size whose proof covers this one."""
+        part, size = key
+        covering = [r for r in self.results if r.part == part and r.size.covers(size)]
+        smallest = min(covering, key=lambda r: math.prod(r.size.numbers.values()), default=None)
+        return smallest.form if smallest else PLAIN
+
+    def _trial(
+        self,
+        key: tuple[str, Size],
+        forms: Mapping[str, Form],
+        like: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> Callable[[], Result]:
+        """What decides a size, whenever it is called. It holds no array of rows."""
+        arguments, given = sampled([*like]), sampled({**options})
+
+        def decide() -> Result:
+            self._waiting.pop(key, None)
+            self.contests += 1
+            mx.eval(arguments, given)
+            bound = {name: partial(form, **given) for name, form in forms.items()}
+            result = self._results[key] = _decided(key, bound, arguments, timed=not self.fixed)
             mx.clear_cache()  # the memory of rows was counted without it
             self._keep()
-        return kernels.get(result.form, plain)(*arguments)
+            return result
+
+        return decide
 
     def _keep(self) -> None:
         if self._file is None:
@@ -138,33 +221,26 @@ class Contest:
             self._file = None
 
 
+HERE = Contest()
+"""This process's own, which keeps nothing."""
+
+
 def _decided(
-    key: tuple[str, str, str],
-    plain: Form,
-    kernels: Mapping[str, Form],
-    arguments: Sequence[Any],
-    *,
-    fixed: bool,
+    key: tuple[str, Size], forms: Mapping[str, Form], arguments: Sequence[Any], *, timed: bool
 ) -> Result:
-    mx.eval(arguments)
-    wanted = plain(*arguments)
+    wanted = forms[PLAIN](*arguments)
     mx.eval(wanted)
-    faults = {name: _fault(form, arguments, wanted) for name, form in kernels.items()}
+    kernels = [name for name in forms if name != PLAIN]
+    faults = {name: fault_of(forms[name], arguments, wanted) for name in kernels}
     faults = {name: fault for name, fault in faults.items() if fault}
     for fault in faults.values():
         _tell(key[0], fault)
-    forms = {"plain": plain, **kernels}
-    times = {
-        name: _microseconds(form, arguments) for name, form in forms.items() if name not in faults
-    }
-    best = min(times, key=times.__getitem__)
-    if fixed:
-        best = next((name for name in kernels if name in times), "plain")
-    return Result(*key, best, times, faults)
-
-
-HERE = Contest()
-"""This process's own, which keeps nothing."""
+    right = [name for name in forms if name not in faults]
+    if not timed:
+        best = next((name for name in kernels if name in right), PLAIN)
+        return Result(*key, best, {}, faults)
+    times = {name: microseconds(forms[name], arguments) for name in right}
+    return Result(*key, min(times, key=times.__getitem__), times, faults)
 
 
 @cache
@@ -173,53 +249,8 @@ def _tell(part: str, fault: str) -> None:
     log.warning("the kernel of %s is not used, plain operations are slower: %s", part, fault)
 
 
-def _fault(form: Form, arguments: Sequence[Any], wanted: Any) -> str:
-    """Why a form cannot be used; empty if it can."""
-    try:
-        made = form(*arguments)
-        mx.eval(made)
-    except (RuntimeError, ValueError) as error:
-        return f"it fails: {str(error).splitlines()[0]}"
-    least = max(TOLERANCES[array.dtype] for array in _arrays(wanted))
-    for mine, other in zip(_arrays(made), _arrays(wanted), strict=True):
-        apart = _largest(mine.astype(mx.float32) - other.astype(mx.float32))
-        largest = _largest(other)
-        # Not `>`: a NaN is a fault.
-        if not apart <= least * largest:
-            return f"it is {apart:.3g} off, of {largest:.3g}"
-    return ""
-
-
-def _largest(array: mx.array) -> float:
-    return float(mx.abs(array).max())
-
-
-def _microseconds(form: Form, arguments: Sequence[Any]) -> float:
-    """One run among several that wait for each other. Only their evaluation is timed."""
-    best = float("inf")
-    for _ in range(LAPS):
-        out = form(*arguments)
-        for _ in range(CHAIN - 1):
-            out = form(_after(_arrays(out), arguments[0]), *arguments[1:])
-        mx.synchronize()
-        start = time.perf_counter()
-        mx.eval(out)
-        mx.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best / CHAIN * 1e6
-
-
-def _after(before: Sequence[mx.array], argument: Any) -> Any:
-    """The same argument, computed after these arrays."""
-    if isinstance(argument, mx.array):
-        return mx.depends([argument], list(before))[0]
-    first, *rest = argument
-    parts = [_after(before, first), *rest]
-    return type(argument)(*parts) if hasattr(argument, "_fields") else type(argument)(parts)
-
-
-def _arrays(tree: Any) -> list[mx.array]:
-    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
+def _parsed(fields: dict[str, Any]) -> Result:
+    return Result(**fields | {"size": Size(**fields["size"])})
 
 
 def _identity() -> str:
@@ -232,44 +263,3 @@ def _identity() -> str:
         *(path.read_text() for path in sources),
     ]
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
-
-
-def sampled(value: Any, seed: int = 0) -> Any:
-    """The same shapes with random numbers of an activation's size, on which any form is stable.
-
-    Integers stay as they are.
-    """
-    if isinstance(value, Window):
-        return value.filled()
-    if isinstance(value, Inputs | Kept):
-        parts = {name: sampled(part, seed + n) for n, (name, part) in _named(value)}
-        gates = {name: mx.sigmoid(parts[name]) for name in ("decay", "beta")}
-        keys = parts["keys"] / mx.linalg.norm(parts["keys"], axis=-1, keepdims=True)
-        return value._replace(**parts | gates | {"keys": keys})
-    if isinstance(value, mx.array):
-        if not mx.issubdtype(value.dtype, mx.floating):
-            return value
-        key = mx.random.key(seed)
-        return mx.random.normal(value.shape, value.dtype, scale=0.5, key=key)
-    if isinstance(value, dict):
-        return {name: sampled(part, seed + n) for n, (name, part) in enumerate(value.items())}
-    if isinstance(value, tuple | list):
-        return type(value)(sampled(part, seed + 10 * n) for n, part in enumerate(value))
-    return value
-
-
-def _shapes(value: Any) -> str:
-    """Shapes and types of the arrays, and numbers as they are."""
-    if isinstance(value, mx.array):
-        return f"{str(value.dtype).removeprefix('mlx.core.')}{list(value.shape)}"
-    if isinstance(value, Window):
-        return f"{value.spans}"
-    if isinstance(value, dict):
-        return _shapes(tuple(value.values()))
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_shapes, value))})"
-    return f"{value}"
-
-
-def _named(value: Inputs | Kept) -> Iterator[tuple[int, tuple[str, mx.array]]]:
-    return enumerate(value._asdict().items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -11,12 +10,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.contest import Contest
-from omlx_worker.engine.kernels.contested import (
-    ContestedAttention,
-    ContestedNet,
-    ContestedRule,
-    contested_product,
-)
+from omlx_worker.engine.kernels.contested import ATTENTION, NET, RULE, Contested
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.forms import Kernels, plain_forms
@@ -33,8 +27,9 @@ def for_device(contest: Contest) -> Kernels:
         return replace(plain, rule=ProductRule())
     platform: Platform = "metal" if mx.metal.is_available() else "cuda"
 
-    def between(module: Any, fused: Product) -> NetOperations:
-        return ContestedNet(module, fused, NetKernels(module, platform), contest)
+    def between(module: Any, fused: Product) -> Any:
+        kernels = {"kernel": NetKernels(module, platform)}
+        return Contested(NetOperations(module, fused), kernels, contest, NET)
 
     # How many registers and blocks a GPU has is known to it alone. Fewer blocks win a contest, in
     # which one body is read again and again, and lose in steps, whose layers have one each.
@@ -46,9 +41,10 @@ def for_device(contest: Contest) -> Kernels:
         attention = {
             "kernel": AttentionKernel(platform, 2 if platform == "metal" else 4, fixed=True)
         }
-    return Kernels(
-        ContestedAttention(plain.attention, attention, contest),
-        ContestedRule(plain.rule, DeltaKernel(platform), contest),
-        between,
-        plain.product if platform == "metal" else partial(contested_product, contest=contest),
+    rule = {"kernel": DeltaKernel(platform)}
+    return replace(
+        plain,
+        attention=Contested(plain.attention, attention, contest, ATTENTION),
+        rule=Contested(plain.rule, rule, contest, RULE),
+        between=between,
     )

@@ -137,7 +137,7 @@ def load_engine(
     engine = DecodingEngine(
         family, decoder, tokenizer, prompters, info, max_rows, draft_model, repeats=fixed
     )
-    engine.forms = contest.results
+    engine.contest = contest
     if depth and not draft_model and not engine.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
         engine.head_hint = head_hint(network, model, path)

@@ -173,7 +173,7 @@ class Engine(Rows, Protocol):
 
     @property
     def contests(self) -> int:
-        """How often forms of a kernel were compared so far, each time within a step or a chunk."""
+        """How often forms of a kernel were compared so far."""
         ...
 
     @property

@@ -9,7 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.kernels.contest import Contest, Form
+from omlx_worker.engine.kernels.contest import Contest, Size
+from omlx_worker.engine.kernels.trial import Form
 
 
 def doubled(x: mx.array) -> mx.array:
@@ -51,28 +52,33 @@ def slow(form: Form) -> Form:
     return run
 
 
-def held(contest: Contest, plain: Form, kernel: Form, size: str = "8") -> mx.array:
-    x = mx.arange(8).astype(mx.float32)
-    out: mx.array = contest.run("doubling", size, plain, {"kernel": kernel}, x)
+def of(rows: int, kind: str = "floats") -> Size:
+    return Size({"rows": rows}, kind)
+
+
+def held(contest: Contest, plain: Form, kernel: Form, size: Size | None = None) -> mx.array:
+    size = size or of(8)
+    x = mx.arange(size.numbers["rows"]).astype(mx.float32)
+    out: mx.array = contest.run("doubling", size, {"plain": plain, "kernel": kernel}, [x])
     return out
 
 
 def test_the_faster_form_runs() -> None:
     contest = Contest()
-    held(contest, slow(doubled), fast, "a slow plain form")
-    held(contest, doubled, slow(fast), "a slow kernel")
+    held(contest, slow(doubled), fast, of(8, "a slow plain form"))
+    held(contest, doubled, slow(fast), of(8, "a slow kernel"))
 
     first, second = contest.results
     assert (first.form, second.form) == ("kernel", "plain")
-    assert "doubling, a slow plain form: kernel; plain" in str(first)
+    assert "doubling, 8 rows, a slow plain form: kernel; plain" in str(first)
     assert not first.faults | second.faults
 
 
 def test_the_fastest_of_several_kernels_runs_and_a_wrong_one_is_told() -> None:
     contest = Contest()
-    kernels = {"slow": slow(slow(fast)), "fast": fast, "wrong": wrong}
+    forms = {"plain": slow(doubled), "slow": slow(slow(fast)), "fast": fast, "wrong": wrong}
 
-    out = contest.run("twice", "8", slow(doubled), kernels, mx.ones(8))
+    out = contest.run("twice", of(8), forms, [mx.ones(8)])
 
     assert mx.array_equal(out, mx.full(8, 2)).item()
     [result] = contest.results
@@ -117,24 +123,107 @@ def test_a_size_is_decided_once_also_while_a_step_is_traced() -> None:
         calls.append(1)
         return fast(x)
 
+    forms = {"plain": slow(doubled), "kernel": counted}
     step: Callable[[mx.array], mx.array] = mx.compile(
-        lambda x: contest.run("doubling", "8", slow(doubled), {"kernel": counted}, x)
+        lambda x: contest.run("doubling", of(8), forms, [x])
     )
     assert mx.array_equal(step(mx.ones(8)), mx.full(8, 2)).item()
     tried = len(calls)
     step(mx.ones(8))
-    contest.run("doubling", "8", slow(doubled), {"kernel": counted}, mx.ones(8))
+    contest.run("doubling", of(8), forms, [mx.ones(8)])
 
     assert len(calls) <= tried + 1
-    assert len(contest.results) == 1
+    assert contest.contests == len(contest.results) == 1
 
 
-def test_other_shapes_are_another_size() -> None:
+def serving() -> Contest:
+    """A contest of a worker with rows, in which 4 and 16 rows were decided before they came."""
     contest = Contest()
-    for length in (8, 16, 8):
-        contest.run("doubling", "some", doubled, {"kernel": fast}, mx.ones(length))
+    for rows, plain, kernel in ((4, doubled, slow(fast)), (16, slow(doubled), fast)):
+        held(contest, plain, kernel, of(rows))
+    contest.eager = False
+    return contest
 
-    assert [result.shapes for result in contest.results] == ["(float32[8])", "(float32[16])"]
+
+def test_rows_never_wait_for_a_contest() -> None:
+    contest, calls = serving(), list[int]()
+
+    def counted(x: mx.array) -> mx.array:
+        calls.append(1)
+        return fast(x)
+
+    for _ in range(2):
+        held(contest, slow(doubled), counted, of(8))
+
+    assert len(calls) == 2
+    assert contest.contests == 2
+    assert contest.waiting == ["doubling, 8 rows, floats"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "form"),
+    [
+        (3, "floats", "plain"),
+        (8, "floats", "kernel"),
+        (17, "floats", "plain"),
+        (8, "others", "plain"),
+    ],
+)
+def test_an_undecided_size_borrows_the_form_of_the_next_larger_one(
+    rows: int, kind: str, form: str
+) -> None:
+    contest, ran = serving(), list[str]()
+
+    def told(name: str) -> Form:
+        return lambda x: ran.append(name) or doubled(x)
+
+    held(contest, told("plain"), told("kernel"), of(rows, kind))
+
+    assert ran == [form]
+
+
+def test_a_kernel_that_was_never_right_at_a_larger_size_is_not_borrowed() -> None:
+    contest = Contest()
+    held(contest, slow(doubled), wrong, of(16))
+    contest.eager = False
+
+    assert mx.array_equal(held(contest, doubled, wrong), 2 * mx.arange(8)).item()
+
+
+def test_an_idle_worker_decides_what_rows_met() -> None:
+    contest = serving()
+    held(contest, doubled, slow(fast), of(8))
+    held(contest, doubled, slow(fast), of(3))
+
+    assert contest.decide_next()  # 8 rows ran the kernel
+    assert not contest.decide_next()
+    assert not contest.decide_next()
+
+    assert contest.contests == len(contest.results) == 4
+    assert not contest.waiting
+
+
+def test_a_size_that_waits_keeps_no_array_of_its_row_alive() -> None:
+    contest = serving()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    for _ in range(2):
+        x = mx.ones(1 << 20)
+        mx.eval(contest.run("doubling", of(5, "large"), {"plain": doubled, "kernel": fast}, [x]))
+
+    del x
+    assert contest.waiting
+    assert mx.get_active_memory() - before < 1 << 20
+
+
+def test_what_is_traced_before_a_worker_is_ready_is_decided_then() -> None:
+    contest = serving()
+    held(contest, doubled, slow(fast))
+    contest.eager = True
+    held(contest, doubled, slow(fast))
+
+    assert contest.contests == 3
+    assert not contest.waiting
 
 
 def test_a_restart_uses_the_same_forms_without_a_trial(tmp_path: Path) -> None:

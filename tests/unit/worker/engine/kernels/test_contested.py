@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.contest import Contest
-from omlx_worker.engine.kernels.contested import ContestedAttention, ContestedNet, ContestedRule
+from omlx_worker.engine.kernels.contested import ATTENTION, NET, RULE, Contested
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
 from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
+from omlx_worker.engine.kernels.plain.products import Product
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.decoding import Loaded, row, run
@@ -26,10 +29,15 @@ on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="its kernels a
 def competing(contest: Contest, attention: Attention) -> Kernels:
     """Forms that are right on a CPU, in the place of kernels."""
     return Kernels(
-        ContestedAttention(PlainAttention(), {"kernel": attention}, contest),
-        ContestedRule(PlainRule(), PlainRule(), contest),
-        lambda net, fused: ContestedNet(net, fused, NetOperations(net, fused), contest),
+        Contested(PlainAttention(), {"kernel": attention}, contest, ATTENTION),
+        Contested(PlainRule(), {"kernel": PlainRule()}, contest, RULE),
+        lambda net, fused: _net(net, fused, contest),
     )
+
+
+def _net(net: Any, fused: Product, contest: Contest) -> Any:
+    kernels = {"kernel": NetOperations(net, fused)}
+    return Contested(NetOperations(net, fused), kernels, contest, NET)
 
 
 @on_cpu
