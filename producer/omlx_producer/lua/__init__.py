@@ -63,7 +63,11 @@ class Script:
             return self._answer(call)
         except RedisError as error:
             size = sum(len(part) for part in call if isinstance(part, str | bytes))
-            raise LongCall.of(error, size) or error from None
+            refused = LongCall.of(error, size)
+            if refused:
+                # The server closes the connection a moment after it has answered.
+                self._connection.connection_pool.disconnect(inuse_connections=False)
+            raise refused or error from None
 
     def _answer(self, call: Sequence[Any]) -> Any:
         try:
