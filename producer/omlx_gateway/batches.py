@@ -94,7 +94,7 @@ def _read(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
         "completion_window": found["completion_window"],
         "status": status,
         "output_file_id": output if state.over and state.ok else None,
-        "error_file_id": error if state.over and state.failed else None,
+        "error_file_id": error if state.over and state.errors else None,
         "created_at": int(state.created_at),
         "expires_at": int(float(found["expires_at"])),
         **times,

@@ -55,7 +55,7 @@ class OutputFile:
         owner, size, deleted = (each and str_if_bytes(each) for each in stored)
         if deleted:
             raise UnknownJob(f"the {self._kind} file of {self.batch.id} was deleted")
-        if not state.over or not (state.failed if self.errors else state.ok):
+        if not state.over or not (state.errors if self.errors else state.ok):
             return {}
         ended = int(state.ended_at or 0)
         return {
@@ -74,7 +74,7 @@ class OutputFile:
                 last line if some went meanwhile.
         """
         state = self.batch.read()
-        if self.batch.connection.hlen(self.batch.results_key) < state.ok + state.failed:
+        if self.batch.connection.hlen(self.batch.results_key) < state.ok + state.errors:
             raise UnknownJob(f"results of {self.batch.id} were deleted, or have expired")
         return (line for line in self.batch.results(state) if is_error(line) == self.errors)
 

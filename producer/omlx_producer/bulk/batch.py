@@ -40,7 +40,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import utcformat
 
 from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
-from omlx_producer.bulk.row import BadRow, Row, RowResult, RowUsage, write_line
+from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.bulk.store import new_run_id
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.stream import entries_by_key
@@ -87,7 +87,8 @@ class BatchState(BaseModel):
         state: uploading, open, cancelling, cancelled, expired or done; a run is done while no row
             of it is in Redis; a batch over HTTP may also be failed, if its input is wrong; in a
             list one may be broken, if its hash cannot be read.
-        failures: failed rows by code.
+        failures: rows without an answer, by code; ``cancelled`` are those that were stopped.
+        failed: how many rows failed, without those that its cancel stopped.
         left: rows without a result; 0 while it is uploaded, but over HTTP those of its input.
         queues: of its rows.
         home: whether it is that of a run, whose command takes the results.
@@ -118,6 +119,13 @@ class BatchState(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def failed(self) -> int:
+        is_cancelled = self.state in ("cancelling", "cancelled")
+        stopped = self.failures.get(CANCELLED, 0) if is_cancelled else 0
+        return self.errors - stopped
+
+    @property
+    def errors(self) -> int:
+        """How many rows have the output line of an error."""
         return sum(self.failures.values())
 
     @computed_field  # type: ignore[prop-decorator]
@@ -475,7 +483,7 @@ class Batch:
         Raises, after the last line:
             UnknownJob: if some of the rows that have ended by then have no line.
         """
-        missing = state.ok + state.failed
+        missing = state.ok + state.errors
         for start in range(1, state.rows + 1, ROWS_AT_ONCE):
             numbers = [str(n) for n in range(start, min(start + ROWS_AT_ONCE, state.rows + 1))]
             packed: Any = self.connection.hmget(self.results_key, numbers)
@@ -484,7 +492,7 @@ class Batch:
             yield from lines
         if missing > 0:
             raise UnknownJob(
-                f"{self.id}: {missing} of {state.ok + state.failed} results are not in Redis any "
+                f"{self.id}: {missing} of {state.ok + state.errors} results are not in Redis any "
                 f"more: they were fetched meanwhile, have expired or were deleted; see: "
                 f"omlx-submit status {self.id}"
             )

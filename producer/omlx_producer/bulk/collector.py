@@ -22,7 +22,7 @@ import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.row import BadRow, Row, RowResult
+from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.complaints import waiting_text
 from omlx_producer.outage import Outage, passes
@@ -43,8 +43,6 @@ GROUP = 256
 GROUP_SECONDS = 0.25
 RECONCILE_SECONDS = 30.0
 WITHDRAW_SECONDS = 0.5
-# The code of rows that were stopped.
-CANCELLED = "cancelled"
 # Of the loop: a turn's wait, how long Redis may be away, pauses between tries.
 WAIT_SECONDS = 0.5
 PATIENCE_SECONDS = 300.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omlx_producer.bulk.batch import BatchState
-from omlx_producer.bulk.row import RowResult, RowUsage
+from omlx_producer.bulk.row import CANCELLED, RowResult, RowUsage
 from omlx_producer.bulk.store import Totals
 
 RATE_SECONDS = 30.0
@@ -107,7 +107,8 @@ class Meter:
     def adopt(self, state: BatchState) -> None:
         """Take over the counts of a batch."""
         self.total, self.ok = state.rows, state.ok
-        self.reasons = Counter(state.failures)
+        stopped = {CANCELLED: state.errors - state.failed}
+        self.reasons = Counter(state.failures) - Counter(stopped)
         for name, number in asdict(state.usage).items():
             setattr(self, name, number)
         self.age = max(0.0, (state.ended_at or time.time()) - state.created_at)

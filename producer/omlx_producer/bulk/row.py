@@ -26,6 +26,8 @@ REFUSED = frozenset({"unparsable", "duplicate_custom_id", "invalid_request"})
 """The codes of rows that fail again unless the row or the model behind its alias changes."""
 NO_MODEL = "model_not_found"
 """The code of rows whose model no worker has announced yet."""
+CANCELLED = "cancelled"
+"""The code of rows that were stopped."""
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 # A field that holds a prompt.

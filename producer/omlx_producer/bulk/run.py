@@ -244,6 +244,7 @@ def _require_agreement(
             "give those again, or another output, or --replace, which keeps a copy",
         )
     target.keep_copy()
+    target.store.spent(0)
 
 
 def _require_failed(options: RunOptions, source: Input, target: Output) -> None:

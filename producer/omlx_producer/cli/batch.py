@@ -11,7 +11,7 @@ import click
 from omlx_producer.bulk.batch import Batch, BatchState
 from omlx_producer.bulk.detached import fetch, fetched_text, follow, require_free, was_fetched
 from omlx_producer.bulk.output import real_path
-from omlx_producer.bulk.progress import written_text
+from omlx_producer.bulk.progress import left_text, written_text
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.cli.options import (
     json_schema_option,
@@ -114,22 +114,21 @@ def tell_how_far(state: BatchState) -> None:
     """Say on stderr how many rows of a batch have ended, and how many never will."""
     ended, rows = state.ok + state.failed, counted(state.rows, "row")
     dropped = state.rows - ended if state.over else 0
-    never = f"; {counted(dropped, 'row')} did not run" if dropped else ""
+    never = f"; {left_text(dropped)}" if dropped else ""
     click.echo(f"{state.id}: {state.state}, {ended} of {rows} ended{never}", err=True)
 
 
 def cancel_batch(batch_id: str, url: str | None) -> str:
-    """``omlx-submit cancel`` of a batch: waits for its end; returns the outcome."""
+    """``omlx-submit cancel`` of a batch; returns the outcome.
+
+    It waits for the rows that run to stop; without a worker they do not.
+    """
     with open_producer(url) as producer:
         batch = Batch(producer.connection, batch_id)
-        return _wait_for_the_end(batch) if batch.cancel() else "over"
-
-
-def _wait_for_the_end(batch: Batch) -> str:
-    """Wait for the rows that run to stop; without a worker they do not."""
-    deadline = time.monotonic() + CANCEL_SECONDS
-    while not (state := batch.read()).over and time.monotonic() < deadline:
-        time.sleep(READ_SECONDS)
+        batch.cancel()
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while not (state := batch.read()).over and time.monotonic() < deadline:
+            time.sleep(READ_SECONDS)
     if not state.over:
         return "stopping"
     return "cancelled" if state.state == "cancelled" else "over"

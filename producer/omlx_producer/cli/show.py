@@ -45,7 +45,6 @@ class WaitReasons:
     def __init__(self, connection: redis.Redis, job_id: str) -> None:
         self._connection = connection
         self._job_id = job_id
-        self._queue = ""
         self._program = program_name()
         self._heard, self._over = threading.Event(), threading.Event()
         self._line_break = ""
@@ -73,7 +72,7 @@ class WaitReasons:
                 said, self._line_break = None, "\n" if sys.stdout.isatty() else ""
                 continue
             try:
-                reason = self._look()
+                reason = wait_reason(self._connection, self._job_id)
             except RedisError as error:
                 if not passes(error):
                     return
@@ -85,30 +84,31 @@ class WaitReasons:
                 write(f"{self._line_break}{self._program}: {reason}\n", err=True)
             said = about
 
-    def _look(self) -> str | None:
-        """Why the job shows nothing; None if it runs, has ended, or is none of this package's."""
-        key = Job.key_for(self._job_id)
-        self._queue = self._queue or str_if_bytes(self._connection.hget(key, "origin") or "")
-        if (found := read_queue_name(self._queue)) is None:
-            return None
-        alias, priority = found
-        better = PRIORITIES[: PRIORITIES.index(priority)]
-        with self._connection.pipeline(transaction=False) as pipe:
-            pipe.hget(key, "status")
-            pipe.lpos(queue_key(self._queue), self._job_id)
-            status, ahead = pipe.execute()
-        if status not in (*WAITING, b"started"):
-            return None
-        if status not in (b"queued", b"started"):
-            return f"RQ holds the job back: it is {str_if_bytes(status)}"
-        [model] = read_figures(self._connection, alias)
-        if status == b"started" and model.workers:
-            return None
-        if model.held_up:
-            return model.held_up
-        if jobs := (ahead or 0) + sum(model.queues[each].waiting for each in better):
-            return f"waiting behind {counted(jobs, 'job')}"
-        return f"the job is the next that a worker of {alias} takes"
+
+def wait_reason(connection: redis.Redis, job_id: str) -> str | None:
+    """Why a job shows nothing; None if it runs, has ended, or is none of this package's."""
+    key = Job.key_for(job_id)
+    queue = str_if_bytes(connection.hget(key, "origin") or "")
+    if (found := read_queue_name(queue)) is None:
+        return None
+    alias, priority = found
+    better = PRIORITIES[: PRIORITIES.index(priority)]
+    with connection.pipeline(transaction=False) as pipe:
+        pipe.hget(key, "status")
+        pipe.lpos(queue_key(queue), job_id)
+        status, ahead = pipe.execute()
+    if status not in (*WAITING, b"started"):
+        return None
+    if status not in (b"queued", b"started"):
+        return f"RQ holds the job back: it is {str_if_bytes(status)}"
+    [model] = read_figures(connection, alias)
+    if status == b"started" and model.workers:
+        return None
+    if model.held_up:
+        return model.held_up
+    if jobs := (ahead or 0) + sum(model.queues[each].waiting for each in better):
+        return f"waiting behind {counted(jobs, 'job')}"
+    return f"the job is the next that a worker of {alias} takes"
 
 
 class TextWriter:

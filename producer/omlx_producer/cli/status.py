@@ -15,6 +15,7 @@ from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import cancel_batch, show_batch
 from omlx_producer.cli.overview import NOTHING_ANNOUNCED, draw_figures, draw_models, watch_figures
 from omlx_producer.cli.session import job_argument, open_producer, redis_option
+from omlx_producer.cli.show import wait_reason
 from omlx_producer.console import TableConsole
 from omlx_producer.figures import ModelFigures, read_figures
 from omlx_producer.program import SectionedCommand, json_option, option
@@ -58,14 +59,13 @@ def status(job_id: str | None, watch: float | None, as_json: bool, redis_url: st
             show(read_figures(producer.connection), draw_figures, as_json=as_json)
             return
         state = dataclasses.asdict(producer.status(job_id))
+        reason = wait_reason(producer.connection, job_id)
     if as_json:
         write(json.dumps(state, default=lambda time: time.isoformat()) + "\n")
     else:
-        if state["position"] == 0:
-            state["position"] = "next"
         known = {
             name: local_time(value) if isinstance(value, datetime) else value
-            for name, value in state.items()
+            for name, value in (state | {"position": None, "note": reason}).items()
             if value is not None
         }
         write("".join(f"{name:<15} {value}\n" for name, value in known.items()))

@@ -36,9 +36,9 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
         keep_for: seconds until a cancelled job expires.
 
     Returns:
-        ``cancelled``: the job waited and will never run. ``stopping``: the job runs and its worker
-        was told to stop it. If that worker has died, the next one ends the job. ``over``: the job
-        had already ended.
+        ``cancelled``: the job waited and will never run, or was cancelled before. ``stopping``: the
+        job runs and its worker was told to stop it. If that worker has died, the next one ends the
+        job. ``over``: the job had already finished or failed.
 
     Raises:
         UnknownJob: if the job does not exist.
@@ -53,7 +53,7 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
             raise
         status = job.get_status(refresh=False).value
         if status in ENDINGS:
-            return "over"
+            return "cancelled" if ENDINGS[status] == "cancelled" else "over"
         try:
             if status == "started":
                 if not _mark(connection, job):

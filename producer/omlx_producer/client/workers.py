@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS = 15.0
 """A worker that has written nothing for this long counts as gone."""
 
+STEP_SECONDS = 10.0
+"""A step that lasts longer than the time between two looks has the rates before it for so long."""
+
 GONE_SECONDS = 60.0
 """A worker that is gone is shown for this long after its lease."""
 
@@ -119,8 +122,16 @@ class WorkerFigures(BaseModel):
     conditions: list[str] = []
     rests_until: float | None = None
 
+    def is_same_step(self, before: WorkerFigures) -> bool:
+        """Whether the step that ran at earlier figures may still run."""
+        ended = (self.tokens, self.prompt_tokens) != (before.tokens, before.prompt_tokens)
+        return self.jobs > 0 and not ended and self.uptime - before.uptime < STEP_SECONDS
+
     def since(self, before: WorkerFigures) -> WorkerFigures:
-        """The same, with the rates and shares since earlier figures."""
+        """The same, with the rates and shares since earlier figures; those of them in a step."""
+        if self.is_same_step(before):
+            names = ("tokens_per_second", "prompt_tokens_per_second", "acceptance", "cached")
+            return self.model_copy(update={name: getattr(before, name) for name in names})
         seconds = self.uptime - before.uptime
         read = self.prompt_tokens - before.prompt_tokens
         prompts = self.all_prompt_tokens - before.all_prompt_tokens

@@ -72,6 +72,15 @@ def test_a_running_job_is_stopped_by_its_worker(
         assert command["job_id"] == job.id
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_job_that_was_cancelled_is_cancelled_again(
+    connection: redis.Redis, job: JobHandle
+) -> None:
+    connection.hset(f"{RQ}:job:{job.id}", "status", "stopped")
+    assert job.cancel() == "cancelled"
+    assert job.state().status == "cancelled"
+
+
 def test_a_job_that_is_over_stays_as_it_is(job: JobHandle, worker: FakeWorker) -> None:
     body = worker.finish()
     assert job.cancel() == "over"

@@ -19,7 +19,7 @@ from omlx_producer import JobHandle, Producer
 from omlx_producer.cli.main import cli
 from omlx_producer.wire import parse_event
 from omlx_worker.queue.embedded import free_port
-from tests.helpers.fake_worker import FakeWorker, announce
+from tests.helpers.fake_worker import FakeWorker, announce, sign_on
 from tests.helpers.redis_server import RedisServer, redis_server
 
 Run = Callable[..., Result]
@@ -490,11 +490,22 @@ def test_status_prints_what_a_job_does(run: Run, job: JobHandle, worker: FakeWor
     assert (state["id"], state["queue"]) == (job.id, "omlx:demo:default")
 
 
-def test_status_calls_the_first_job_of_a_queue_the_next(run: Run, job: JobHandle) -> None:
-    assert "position        next" in run("status", job.id).stdout.splitlines()
-    assert json.loads(run("status", job.id, "--json").stdout)["position"] == 0
+def test_status_says_what_a_job_waits_for(
+    run: Run, job: JobHandle, connection: redis.Redis
+) -> None:
+    def note(job_id: str) -> str:
+        lines = run("status", job_id).stdout.splitlines()
+        return next(line for line in lines if line.startswith("note ")).partition(" ")[2].strip()
+
+    sign_on(connection, "mac-1")
+    assert note(job.id) == "the job is the next that a worker of demo takes"
     later = run("--detach", "x").stdout.strip()
-    assert "position        1" in run("status", later).stdout.splitlines()
+    assert note(later) == "waiting behind 1 job"
+    assert json.loads(run("status", later, "--json").stdout)["position"] == 1
+    run("pause", "demo")
+    assert note(job.id) == "demo is paused; omlx-submit resume demo lets it go on"
+    run("cancel", job.id)
+    assert "note" not in run("status", job.id).stdout
 
 
 def test_status_alone_prints_models_and_queues(run: Run, job: JobHandle) -> None:
@@ -530,9 +541,9 @@ def test_status_leaves_out_empty_queues_and_those_of_others(
 
 
 def test_cancel_says_what_it_did(run: Run, job: JobHandle) -> None:
-    assert run("cancel", job.id).stdout == "cancelled\n"
-    done = run("cancel", job.id)
-    assert (done.exit_code, done.stdout) == (0, "over\n")
+    for _ in range(2):
+        done = run("cancel", job.id)
+        assert (done.exit_code, done.stdout) == (0, "cancelled\n")
     for command in ("watch", "result"):
         done = run(command, job.id)
         assert done.exit_code == 1

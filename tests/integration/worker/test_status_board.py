@@ -101,6 +101,23 @@ def test_rates_are_those_since_the_last_look(
     assert [rate for _, rate in read_rates(board._connection, ALIAS)] == [0.0, 12.0, 0.0]
 
 
+def test_rates_last_while_a_step_does(
+    board: StatusBoard, clock: Clock, counters: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with a new shape may take longer than the time between two looks."""
+
+    def rate(seconds: float, tokens: int) -> float:
+        counters.tokens += tokens
+        clock.now += seconds
+        return told(board).tokens_per_second
+
+    monkeypatch.setattr(LeaseTable, "__len__", lambda _: 1)
+    assert rate(2.0, 20) == 10.0
+    assert [rate(2.0, 0), rate(2.0, 0)] == [10.0, 10.0]
+    assert rate(2.0, 30) == 5.0, "30 tokens in 6 seconds"
+    assert [rate(6.0, 0), rate(6.0, 0)] == [5.0, 0.0], "the engine is stuck"
+
+
 def test_the_cached_share_is_that_of_the_latest_prompts(
     board: StatusBoard, clock: Clock, counters: Counters
 ) -> None:

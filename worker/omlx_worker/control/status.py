@@ -130,7 +130,8 @@ class StatusBoard:
             "rests_until": rests_until,
         }
         figures = self.figures().model_copy(update=moment).since(self._written)
-        self._written = figures
+        if not figures.is_same_step(self._written):
+            self._written = figures
         write_figures(self._connection, self._model_alias, figures)
         jobs, cut = self._jobs.finished - self._told_jobs, self._jobs.cut - self._told_cut
         if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:

@@ -285,11 +285,14 @@ def test_cancelling_drops_what_waits_stops_what_runs_and_keeps_results(
     state = batch.read()
     assert (state.state, state.ok, state.failures) == ("cancelled", 2, {"cancelled": 4})
     assert jobs_in_redis(connection) == 0
-    assert run("cancel", batch.id).output == "over\n"
+    assert run("cancel", batch.id).output == "cancelled\n"
+    assert state.failed == 0, "nobody's fault"
     for command in ("watch", "results"):
         told = run(command, batch.id)
         assert told.exit_code == 1
-        assert f"{batch.id}: cancelled, 6 of 100 rows ended; 94 rows did not run\n" in told.stderr
+        assert (
+            f"{batch.id}: cancelled, 2 of 100 rows ended; 98 rows have no result\n" in told.stderr
+        )
 
 
 def test_cancelling_what_waits_needs_no_worker(connection: redis.Redis, run: Run) -> None:

@@ -108,7 +108,7 @@ def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
     cancelled = run("results", batch.id)
     assert (cancelled.exit_code, cancelled.stderr) == (
         1,
-        f"{batch.id}: cancelled, 1 of 120 rows ended; 119 rows did not run\n",
+        f"{batch.id}: cancelled, 1 of 120 rows ended; 119 rows have no result\n",
     )
     assert run("results", batch.id, "--partial").exit_code == 0
 

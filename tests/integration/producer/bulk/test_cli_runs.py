@@ -426,6 +426,7 @@ def test_results_of_other_options_are_replaced_only_if_told_and_kept_as_a_copy(
     assert (tmp_path / f"{name}.1").read_bytes() == before[name]
     assert (tmp_path / results).read_bytes() != before[results]
     assert sorted(ids(tmp_path / results)) == ["r0", "r1"]
+    assert json.loads(run("batches", "--json").stdout)["ok"] == 2, "those of this command"
     # The run has these options now: going on needs no flag, and copies nothing.
     for more in ((), ("--replace",)):
         assert run(*command, "--seed", "7", *more).exit_code == 0
@@ -542,6 +543,8 @@ def test_the_last_lines_count_all_runs_and_name_the_files(run: Run, tmp_path: Pa
     assert summary["overall"]["completion_tokens"] == tokens > summary["completion_tokens"]
     assert summary["overall"]["cut_by_length"] == cut
     assert summary["overall"]["seconds"] > summary["seconds"]
+    replaced = run(*command, "--seed", "7", "--replace")
+    assert "in all" not in replaced.stderr, "nothing of the earlier results counts"
     assert summary["files"] == {
         "out.csv": 4,
         "out.csv.jsonl": 3,
