@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -65,8 +66,8 @@ def run_together(layers: Sequence[Any]) -> None:
         return
     shared = _Shared(whole, [layer.weight.shape[0] for layer in layers])
     for index, layer in enumerate(layers):
-        layer._part = _Part(shared, index)
-        layer.__class__ = _PARTS[type(layer)]
+        layer._output = partial(shared.output, index)
+        layer.__class__ = _TOGETHER[type(layer)]
 
 
 class _Shared:
@@ -88,26 +89,13 @@ class _Shared:
         return out
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A layer's place among those that it runs with."""
-
-    shared: _Shared
-    index: int
+def _call(layer: Any, x: mx.array) -> mx.array:
+    out: mx.array = layer._output(x)
+    return out
 
 
-class _LinearPart(nn.Linear):
-    """A layer that runs together with others."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        part: _Part = self._part
-        return part.shared.output(part.index, x)
-
-
-class _QuantizedPart(nn.QuantizedLinear):
-    """A quantised layer that runs together with others."""
-
-    __call__ = _LinearPart.__call__
-
-
-_PARTS = {nn.Linear: _LinearPart, nn.QuantizedLinear: _QuantizedPart}
+_TOGETHER = {
+    kind: type(kind.__name__, (kind,), {"__call__": _call})
+    for kind in (nn.Linear, nn.QuantizedLinear)
+}
+"""The classes of layers that run together with others."""
