@@ -115,6 +115,7 @@ class Kernel(Contest):
         options: Mapping[str, Any] | None = None,
         *,
         like: Sequence[Any] | None = None,  # noqa: ARG002
+        exact: bool = False,  # noqa: ARG002
     ) -> Any:
         plain, kernel, *_ = forms.values()
         try:

@@ -33,7 +33,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.sample import sampled
-from omlx_worker.engine.kernels.trial import Form, fault_of, microseconds
+from omlx_worker.engine.kernels.trial import Form, cold, fault_of, microseconds
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +147,7 @@ class Contest:
         options: Mapping[str, Any] | None = None,
         *,
         like: Sequence[Any] | None = None,
+        exact: bool = False,
     ) -> Any:
         """Run the form of a size.
 
@@ -155,11 +156,12 @@ class Contest:
             arguments, options: of the form.
             like: arguments in whose shapes the forms are compared, integers as they are; None for
                 the arguments.
+            exact: see `fault_of`.
         """
         key = part, size
         decided = self._results.get(key) or self._waiting.get(key)
         if decided is None or (self.eager and key in self._waiting):
-            decide = self._trial(key, forms, like or arguments, options or {})
+            decide = self._trial(key, forms, like or arguments, options or {}, exact)
             if self.eager or self.fixed:
                 decided = decide()
             else:
@@ -191,6 +193,7 @@ class Contest:
         forms: Mapping[str, Form],
         like: Sequence[Any],
         options: Mapping[str, Any],
+        exact: bool,
     ) -> Callable[[], Result]:
         """What decides a size, whenever it is called. It holds no array of rows."""
         arguments, given = sampled([*like]), sampled({**options})
@@ -200,7 +203,8 @@ class Contest:
             self.contests += 1
             mx.eval(arguments, given)
             bound = {name: partial(form, **given) for name, form in forms.items()}
-            result = self._results[key] = _decided(key, bound, arguments, timed=not self.fixed)
+            result = _decided(key, bound, arguments, exact=exact, timed=not self.fixed)
+            self._results[key] = result
             mx.clear_cache()  # the memory of rows was counted without it
             self._keep()
             return result
@@ -226,12 +230,17 @@ HERE = Contest()
 
 
 def _decided(
-    key: tuple[str, Size], forms: Mapping[str, Form], arguments: Sequence[Any], *, timed: bool
+    key: tuple[str, Size],
+    forms: Mapping[str, Form],
+    arguments: Sequence[Any],
+    *,
+    exact: bool,
+    timed: bool,
 ) -> Result:
     wanted = forms[PLAIN](*arguments)
     mx.eval(wanted)
     kernels = [name for name in forms if name != PLAIN]
-    faults = {name: fault_of(forms[name], arguments, wanted) for name in kernels}
+    faults = {name: fault_of(forms[name], arguments, wanted, exact=exact) for name in kernels}
     faults = {name: fault for name, fault in faults.items() if fault}
     for fault in faults.values():
         _tell(key[0], fault)
@@ -239,7 +248,8 @@ def _decided(
     if not timed:
         best = next((name for name in kernels if name in right), PLAIN)
         return Result(*key, best, {}, faults)
-    times = {name: microseconds(forms[name], arguments) for name in right}
+    samples = cold(arguments)
+    times = {name: microseconds(forms[name], samples) for name in right}
     return Result(*key, min(times, key=times.__getitem__), times, faults)
 
 

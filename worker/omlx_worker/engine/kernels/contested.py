@@ -37,11 +37,13 @@ class Part:
         name: for people.
         compared: of its arguments.
         alike: whether all kernels have the same, so that one of them competes.
+        exact: whether its results are rounded once, each to its own type.
     """
 
     name: str
     compared: Callable[..., Compared]
     alike: bool = False
+    exact: bool = False
 
 
 class Contested:
@@ -71,7 +73,7 @@ def _run(
     contest: Contest, part: Part, forms: Mapping[str, Form], *given: Any, **options: Any
 ) -> Any:
     size, like = part.compared(*given, **options)
-    return contest.run(part.name, size, forms, given, options, like=like)
+    return contest.run(part.name, size, forms, given, options, like=like, exact=part.exact)
 
 
 def _tail(tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Compared:
@@ -150,8 +152,8 @@ ATTENTION = {
 """Of an `Attention`."""
 
 RULE = {
-    "replay_and_run": Part("delta rule", _rule),
-    "read": Part("delta rule of prompts", _rule_of_prompts),
+    "replay_and_run": Part("delta rule", _rule, exact=True),
+    "read": Part("delta rule of prompts", _rule_of_prompts, exact=True),
 }
 """Of a `DeltaRule`."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from omlx_worker.engine.kernels import trial
 from omlx_worker.engine.kernels.contest import Contest, Size
 from omlx_worker.engine.kernels.trial import Form
 
@@ -39,6 +41,11 @@ def failing(x: mx.array) -> mx.array:
 
 def refusing(x: mx.array) -> mx.array:
     raise ValueError("it does not take vectors")
+
+
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "CACHED", 1 << 12)
 
 
 def slow(form: Form) -> Form:
@@ -114,6 +121,23 @@ def test_a_difference_of_roundings_is_no_fault() -> None:
     held(contest, slow(doubled), off_by_a_rounding)
 
     assert next(iter(contest.results)).form == "kernel"
+
+
+def test_a_form_that_reads_twice_pays_for_it_as_in_a_step_that_reads_from_memory() -> None:
+    contest, cached = Contest(), deque[int](maxlen=4)
+
+    def plain(x: mx.array, _: mx.array) -> mx.array:
+        return slow(doubled)(x)
+
+    def fast_if_cached(x: mx.array, weight: mx.array) -> mx.array:
+        form = fast if id(weight) in cached else slow(slow(slow(fast)))
+        cached.append(id(weight))
+        return form(x)
+
+    forms = {"plain": plain, "kernel": fast_if_cached}
+    contest.run("product", of(8), forms, [mx.ones(8), mx.ones((2, 2), mx.uint32)])
+
+    assert contest.results[0].form == "plain"
 
 
 def test_a_size_is_decided_once_also_while_a_step_is_traced() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from omlx_worker.engine.kernels import trial
 from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.contested import ATTENTION, NET, RULE, Contested
+from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
@@ -24,6 +26,11 @@ from tests.helpers.families import tiny
 ROWS = [row("a", [1, 2, 3, 4, 5], 24), row("b", list(range(40)), 24)]
 
 on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="its kernels are the CPU's forms")
+
+
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "CACHED", 1 << 12)
 
 
 def competing(contest: Contest, attention: Attention) -> Kernels:
@@ -87,3 +94,41 @@ def test_prompts_of_about_one_length_are_one_size(qwen: Loaded) -> None:
         sizes.append(len(contest.results))
 
     assert sizes[0] == sizes[1] == sizes[2]
+
+
+class Rounding(PlainRule):
+    """Rounds the decay to bfloat16."""
+
+    def replay_and_run(
+        self, window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        past = kept and kept._replace(decay=_rounded(kept.decay))
+        window = window._replace(decay=_rounded(window.decay))
+        return super().replay_and_run(window, past, accepted, state)
+
+    def read(
+        self, prompt: Inputs, log_decay: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        return super().read(prompt._replace(decay=_rounded(prompt.decay)), log_decay, state)
+
+
+def _rounded(decay: mx.array) -> mx.array:
+    return decay.astype(mx.bfloat16).astype(mx.float32)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_rule_that_rounds_the_decay_to_bfloat16_is_refused(width: int) -> None:
+    contest, heads = Contest(), (2, width, 2, 32)
+    rule = Contested(PlainRule(), {"kernel": Rounding()}, contest, RULE)
+    numbers = mx.zeros(heads, mx.bfloat16)
+    gates = mx.zeros(heads[:3])
+    window = Inputs(numbers, numbers, numbers, gates, gates.astype(mx.bfloat16))
+    state, accepted = mx.zeros((2, 2, 32, 32)), mx.zeros(2, mx.int32)
+
+    rule.read(window, gates, state)
+    for kept in (None, window.kept):
+        rule.replay_and_run(window, kept, accepted, state)
+
+    assert len(contest.results) == 3
+    assert {result.form for result in contest.results} == {"plain"}
+    assert all(" off, of " in result.faults["kernel"] for result in contest.results)
