@@ -46,9 +46,9 @@ class Rows:
         self.held: dict[str, int] = {}
 
     @classmethod
-    def filled(cls, *levels: int) -> Rows:
-        """A full batch of decoding rows, ``row-0`` and so on, of these levels."""
-        rows = cls(len(levels))
+    def filled(cls, *levels: int, places: int = 0) -> Rows:
+        """A batch of decoding rows, ``row-0`` and so on, of these levels; full without places."""
+        rows = cls(places or len(levels))
         for place, level in enumerate(levels):
             rows.add(f"row-{place}", 1, level)
         while len(rows.scheduler.decoding) < len(levels):

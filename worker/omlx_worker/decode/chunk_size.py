@@ -2,9 +2,9 @@
 
 A running row waits for the chunk between two of its tokens. With a chunk, tokens may come ``GAP``
 times as far apart as usual, so decoding keeps two fifths of the time however long the prompt is.
-Where a chunk's fixed cost alone takes longer, smaller chunks would only be more of them: there a
-chunk takes `WORTH` times its fixed cost. While only bulk rows decode, nobody watches, and a chunk
-may take a second. Metal kills work of about five seconds.
+Where a chunk's fixed cost takes as long, smaller chunks would only be more of them: there a chunk
+takes `WORTH` times its fixed cost. While only bulk rows decode, nobody watches, and a chunk may
+take a second. Metal kills work of about five seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 from omlx_worker.decode.window_cost import WindowCost
 
 GAP = 2.5
-WORTH = 1.5
+WORTH = 4.0
 UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 16  # a product over fewer takes a GPU about as long
 FIRST_HURRIED_TOKENS = 32
@@ -41,7 +41,7 @@ class ChunkSize:
         # Told by different clocks: a hurried chunk by the gap that it makes between two steps.
         self._costs = {True: WindowCost(), False: WindowCost()}
         self._steps: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_STEPS)
-        self._between: list[tuple[int, bool, int]] = []
+        self._between: list[tuple[int, bool, int, float]] = []
 
     def chunk(self, context: int, hurried: bool, left: int) -> int:
         """Tokens to read now.
@@ -64,7 +64,10 @@ class ChunkSize:
         cost = self._costs[hurried].at(context)
         if cost is None:
             return min(first, self._most)
-        seconds = max(self._wait(), WORTH * cost.fixed) if hurried else UNHURRIED_SECONDS
+        seconds = UNHURRIED_SECONDS
+        if hurried:
+            worth = 0.0 if cost.guessed else WORTH * cost.fixed
+            seconds = min(seconds, max((GAP - 1) * self._step_seconds, worth))
         size = cost.tokens(seconds)
         if size == cost.most:
             size = max(size, first)
@@ -80,12 +83,17 @@ class ChunkSize:
             return FIRST_PADDING
         return int(min(self._most, cost.fixed / cost.each)) if cost.each else self._most
 
+    def steps_for(self, context: int, hurried: bool) -> float:
+        """How many decode steps take as long as a chunk's fixed cost; 0 before any was timed."""
+        cost, step = self._costs[hurried].at(context), self._step_seconds
+        return cost.fixed / step if cost and step else 0.0
+
     def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
         """A chunk of ``tokens``, padding included, was read in ``seconds``.
 
         How long a hurried one keeps rows waiting is told by `stepped`.
         """
-        self._between.append((context, hurried, tokens))
+        self._between.append((context, hurried, tokens, seconds))
         if not hurried:
             self._costs[False].add(context, tokens, seconds)
 
@@ -102,15 +110,19 @@ class ChunkSize:
         if not between:
             self._steps.append((depth, seconds))
             return
-        alike = [alone for other, alone in self._steps if other == depth]
-        if len(between) == 1 and between[0][1] and alike:
-            context, _, tokens = between[0]
-            self._costs[True].add(context, tokens, seconds - median(alike))
+        if all(other != depth for other, _ in self._steps):
+            # Under load no step may ever follow another without chunks between them.
+            self._steps.append((depth, max(0.0, seconds - sum(own for *_, own in between))))
+        if len(between) == 1 and between[0][1]:
+            context, _, tokens, _ = between[0]
+            alone = median(alone for other, alone in self._steps if other == depth)
+            self._costs[True].add(context, tokens, seconds - alone)
 
-    def _wait(self) -> float:
-        """Seconds that rows may wait for a chunk between two tokens."""
+    @property
+    def _step_seconds(self) -> float:
+        """What rows are used to wait between two tokens; 0 before any step was timed."""
         if not self._steps:
             return 0.0
         last, _ = self._steps[-1]
         alike = median(seconds for depth, seconds in self._steps if depth == last)
-        return (GAP - 1) * max(alike, median(seconds for _, seconds in self._steps))
+        return max(alike, median(seconds for _, seconds in self._steps))

@@ -7,9 +7,12 @@ youngest row of the lowest level is paused and takes its turn again later. When 
 joins, its other choices queue up again, behind the rows that came in the meantime.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
-than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks, and are read
-together. A row waits while another one reads a beginning that both prompts share, and takes it from
-the prefix cache then.
+than one chunk. Within a level chunks go to the oldest row and to the shortest rest by turns: a
+short prompt does not wait for the end of a long one, nor a long one for a stream of short ones.
+Rows of one level join until prompts that are not twice as long fill `AHEAD` chunks, and are read
+together. A chunk of bulk rows waits until decoding without them has cost as much as a chunk costs
+however few its tokens, so that rows that come meanwhile share it. A row waits while another one
+reads a beginning that both prompts share, and takes it from the prefix cache then.
 """
 
 from __future__ import annotations
@@ -68,6 +71,8 @@ class Scheduler:
         self._arrivals = self._joins = 0
         self._rows: dict[str, DecodeRow] = {}
         self._decode_is_due = self._follows_chunk = self._hurried = False
+        self._oldest_is_due = True
+        self._lost = 0.0
 
     def get(self, row_id: str) -> DecodeRow | None:
         return self._rows.get(row_id)
@@ -169,8 +174,8 @@ class Scheduler:
         waiting = [row for row in self._rows.values() if not row.in_batch]
         if self._shares:
             waiting = [row for row in waiting if not awaits(row, reading)]
-        best = min(waiting, key=_rank, default=None)
-        if best is None or not self._is_due(best, reading):
+        best = next((row for row in _turns(waiting) if self._is_due(row, reading)), None)
+        if best is None:
             return None
         if self._has_place_for(best):
             return self._evict_for(best) or self._bring_in(best)
@@ -188,25 +193,41 @@ class Scheduler:
         if not reading or row.rank < reading[0].rank:
             return True
         first = reading[0]
-        unread = sum(other.left for other in reading)
+        unread = sum(other.left for other in reading if other.left < 2 * row.left)
         chunk = self._chunks.whole(first.context, self._hurried)
         return row.rank[0] == first.rank[0] and unread < AHEAD * chunk
 
     def _prefill(self) -> Prefill | None:
-        """A chunk of the best row that has joined, and of rows that can be read with it."""
-        reading = sorted(self._in(Stage.READING), key=_rank)
+        """A chunk of the row whose turn it is, and of rows that can be read with it."""
+        reading = self._in(Stage.READING)
         if not reading:
             return None
-        first, *others = reading
+        oldest, shortest = _turns(reading)
+        first = oldest if self._oldest_is_due else shortest
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
-        alike = [row for row in others if row.rank[0] == first.rank[0]]
+        alike = [row for row in reading if row.rank[0] == first.rank[0] and row is not first]
         room = self._chunks.whole(first.context, self._hurried)
         most = self._chunks.padding(first.context, self._hurried) if self._pads else 0
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
             larger = Prefill({**chunk.tokens, row: self._chunk_of(row, row.until_stop)})
             if larger.computed <= room and larger.padding - chunk.padding <= most:
                 chunk = larger
+        if first.rank[0] == BULK and 2 * chunk.computed <= room and self._gathers(first.context):
+            return None
+        self._oldest_is_due, self._lost = not self._oldest_is_due, 0.0
         return chunk
+
+    def _gathers(self, context: int) -> bool:
+        """Whether to decode once more before a chunk that others may share; counts what it costs.
+
+        A step without the rows that could decode too costs their share of its time.
+        """
+        decoding = len(self.decoding)
+        if not decoding or self._lost >= self._chunks.steps_for(context, self._hurried):
+            return False
+        absent = self.joined - decoding + min(self.waiting, self._max_rows - self.joined)
+        self._lost += absent / (absent + decoding)
+        return True
 
     def _has_place_for(self, row: DecodeRow) -> bool:
         """Whether it could join if no paused row kept its cache; alone, any row can."""
@@ -271,3 +292,12 @@ class Scheduler:
 
 def _rank(row: DecodeRow) -> tuple[int, int]:
     return row.rank
+
+
+def _turns(rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+    """Of the rows of the best level the oldest, and the one with the least to read."""
+    if not rows:
+        return []
+    oldest = min(rows, key=_rank)
+    alike = [row for row in rows if row.rank[0] == oldest.rank[0]]
+    return [oldest, min(alike, key=lambda row: (row.left, row.arrival))]

@@ -30,12 +30,14 @@ class Cost:
     Attributes:
         fewest, most: half of the smallest window that was timed, and twice the largest. The line
             says nothing of windows beyond.
+        guessed: windows of one size were timed, which does not tell the two parts apart.
     """
 
     fixed: float
     each: float
     fewest: float
     most: float
+    guessed: bool = False
 
     def tokens(self, seconds: float) -> float:
         """How many tokens take ``seconds``, from ``fewest`` to ``most``."""
@@ -52,6 +54,7 @@ class WindowCost:
         self._windows: dict[int, deque[Window]] = {}
         # Until the next window: a scheduler asks for each row and step.
         self._costs: dict[int, Cost | None] = {}
+        self._fitted: dict[int, Cost] = {}
 
     def add(self, context: int, tokens: int, seconds: float) -> None:
         """A window of ``tokens``, padding included, behind ``context`` took ``seconds``."""
@@ -69,7 +72,9 @@ class WindowCost:
             cost = None
             for span in sorted(self._windows):
                 if span <= last:
-                    cost = _cost(_fastest(self._windows[span]), cost)
+                    cost = _cost(_fastest(self._windows[span]), self._fitted.get(span, cost))
+                    if not cost.guessed:
+                        self._fitted[span] = cost
             self._costs[last] = cost
         return self._costs[last]
 
@@ -85,22 +90,23 @@ def _fastest(windows: Iterable[Window]) -> list[Window]:
     return [min(similar) for similar in sizes.values()]
 
 
-def _cost(points: Sequence[Window], shorter: Cost | None) -> Cost:
+def _cost(points: Sequence[Window], before: Cost | None) -> Cost:
     """The cost in a range of contexts.
 
     Args:
         points: the seconds and tokens of windows of different sizes. Of one size, half is taken to
-            be fixed, so that the next window has another size, or what is fixed in ``shorter``.
-        shorter: the cost in the nearest range of shorter contexts.
+            be fixed, so that the next window has another size, or what is fixed in ``before``.
+        before: the cost that was fitted there last, or in the nearest range of shorter contexts.
     """
     sizes = [tokens for _, tokens in points]
+    guessed = len(points) == 1 and (before is None or before.guessed)
     if len(points) > 1:
         fixed, each = _line(points)
     else:
         [(seconds, tokens)] = points
-        fixed = min(shorter.fixed, seconds) if shorter else seconds / 2
+        fixed = min(before.fixed, seconds) if before else seconds / 2
         each = (seconds - fixed) / tokens
-    return Cost(fixed, each, min(sizes) / 2, 2 * max(sizes))
+    return Cost(fixed, each, min(sizes) / 2, 2 * max(sizes), guessed)
 
 
 def _line(points: Sequence[Window]) -> tuple[float, float]:

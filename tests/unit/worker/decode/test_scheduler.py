@@ -23,7 +23,7 @@ def test_rows_are_coming_whose_prompts_take_one_more_chunk_at_most() -> None:
     for name, tokens in {"a": 4, "b": 4, "long": 20, "d": 4, "e": 4}.items():
         rows.add(name, tokens)
     coming = [rows.scheduler.coming for _ in range(14) if rows.told() == ["decode"]]
-    assert coming == [0, 0, 2, 0, 0, 0], "none while two pieces of a prompt are left, or no place"
+    assert coming == [0, 0, 0, 1, 0], "none while two pieces of a prompt are left, or no place"
 
 
 def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> None:
@@ -31,7 +31,7 @@ def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> No
     for name, tokens in {"a": 4, "long": 9, "b": 3, "c": 4, "d": 4, "e": 4}.items():
         rows.add(name, tokens)
     assert rows.told(6) == ["join a", "join long", "join b", "join c", "join d", "join e"]
-    assert rows.told(3) == ["read 4 of a, 4 of c, 4 of d, 4 of e", "decode", "read 9 of long"]
+    assert rows.told(3) == ["read 4 of a, 4 of c, 4 of d, 4 of e", "decode", "read 3 of b"]
 
 
 def test_an_engine_that_does_not_pad_reads_only_prompts_of_one_length_together() -> None:
@@ -52,6 +52,49 @@ def test_rows_join_only_until_they_fill_some_chunks_and_never_beside_more_urgent
     assert rows.told(5) == ["join high", "read 2 of high", "decode", "read 1 of high", "decode"]
 
 
+def test_a_short_prompt_waits_for_one_chunk_of_a_long_one_at_most() -> None:
+    rows = Rows(8)
+    rows.add("running", 1)
+    rows.told(3)
+    for name in ("long", "longer"):
+        rows.add(name, 600 + len(name))
+    assert rows.told(2) == ["join long", "read 8 of long"]
+    rows.add("letter", 1)
+    rows.add("word", 2)
+    told = ["decode", "join letter", "join word", "read 8 of long", "decode"]
+    assert rows.told(6) == [*told, "read 1 of letter, 2 of word"]
+
+
+def test_a_long_prompt_gets_every_other_chunk_of_a_stream_of_short_ones() -> None:
+    rows = Rows(8)
+    rows.add("long", 80)
+    read = []
+    for arrival in range(12):
+        rows.add(f"short-{arrival}", 4)
+        while not (told := rows.told()[0]).startswith("read"):
+            pass
+        read.append(told)
+        for row in rows.scheduler.decoding:
+            rows.scheduler.remove(row)
+    assert read.count("read 8 of long") == 6
+
+
+def test_a_chunk_of_bulk_rows_waits_for_others_as_long_as_its_fixed_cost_is_worth() -> None:
+    def told(level: int, others: int) -> list[str]:
+        rows = Rows.filled(*[level] * others, places=8)
+        for seconds in (0.01, 0.01):
+            rows.chunks.stepped(seconds)
+        for tokens in (2, 4, 8):
+            rows.chunks.read(0, False, tokens, 0.003 + 0.001 * tokens)
+        rows.add("a", 2, level)
+        return rows.told(5)
+
+    chunk = ["join a", "read 2 of a", "decode"]
+    assert told(BULK, 3) == ["join a", "decode", "decode", "read 2 of a", "decode"]
+    assert told(BULK, 1)[:3] == ["join a", "decode", "read 2 of a"]
+    assert told(DEFAULT, 3)[:3] == chunk
+
+
 def test_a_row_that_begins_as_another_waits_until_that_beginning_is_kept() -> None:
     rows = Rows(8, chunk=100, shares=True)
     beginning = list(range(70))
@@ -64,7 +107,7 @@ def test_a_row_that_begins_as_another_waits_until_that_beginning_is_kept() -> No
         "join other",
         "read 70 of first",
         "join second",
-        "read 29 of first, 19 of second, 5 of other",
+        "read 5 of other, 19 of second, 29 of first",
     ]
     assert rows.rows["second"].cached == 70
 
@@ -77,7 +120,9 @@ def test_no_row_waits_for_a_beginning_that_a_less_urgent_row_is_kept_from_readin
     rows.add("high", [*beginning, 2], HIGH)
     assert rows.told(2) == ["read 8 of bulk", "read 8 of bulk"]
     rows.add("other", 100, HIGH)
-    assert rows.told(3) == ["join other", "join high", "read 8 of high"]
+    assert rows.told(5) == [
+        *("join other", "join high", "read 8 of other", "read 8 of high", "read 8 of other")
+    ]
 
 
 def test_a_row_that_does_not_want_the_cache_waits_for_nobody() -> None:
