@@ -11,6 +11,7 @@ from redis import Redis
 from omlx_producer.terminal import in_units
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.mac.buffers import held_back
 from omlx_worker.mac.machine import Mac, this_system
 from omlx_worker.settings import WorkerSettings
 
@@ -37,7 +38,7 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         lambda: _load_or_end(settings),
         connection=connection,
         machine=mac,
-        outside=lambda: _outside(mac.footprint()),
+        outside=lambda: _outside(mac.footprint()) + held_back(),
     )
 
 

@@ -13,6 +13,7 @@ from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import SerialDecoder
+from omlx_worker.mac.buffers import held_back, limits
 from omlx_worker.settings import MOST_ROWS, WorkerSettings
 
 
@@ -21,7 +22,8 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
 
     Sizes are in bytes, those of a row's cache under ``token``, ``sliding`` and ``state``. ``rows``
     of the full ``context`` fit together, up to `MOST_ROWS`. ``reason`` says why the engine is
-    mlx-lm's, ``kernels`` which forms of the layers are used here, and how fast they are.
+    mlx-lm's, ``buffers`` what limits a command buffer, ``kernels`` which forms of the layers are
+    used here, and how fast they are.
 
     Raises:
         ModelError: if it does not exist or cannot be loaded.
@@ -48,6 +50,7 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
         "context": engine.info.context_length,
         "memory_limit": limit,
         "rows": min(_rows(engine, limit), most),
+        "buffers": limits(),
         "kernels": engine.contest.results,
     }
 
@@ -65,6 +68,7 @@ def described(found: Mapping[str, Any]) -> str:
     }
     cache = (text.format(in_units(found[name])) for name, text in per_row.items() if found[name])
     rows = f"{found['rows']} or more" if found["rows"] == MOST_ROWS else found["rows"]
+    buffers = (f"{name} {most}" for name, most in found["buffers"].items() if most)
     lines = {
         "model": found["model"],
         "family": found["family"],
@@ -76,6 +80,7 @@ def described(found: Mapping[str, Any]) -> str:
         "cache": " + ".join(cache),
         "context": f"{found['context']} tokens",
         "rows": f"{rows} of the full context fit {in_units(found['memory_limit'])}",
+        "buffers": ", ".join(buffers),
     }
     told = [*lines.items(), *(("kernel", str(result)) for result in found["kernels"])]
     return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in told if value)
@@ -95,7 +100,7 @@ def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
 
 def _rows(engine: DecodingEngine, limit: int) -> int:
     """How many rows of the full context fit, one of which is still reading its prompt."""
-    memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
+    memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for, held_back)
     context = engine.info.context_length
     most = 1 if engine.decoder == SerialDecoder.name else MOST_ROWS
 

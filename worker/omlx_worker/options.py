@@ -15,7 +15,7 @@ from pydantic import ByteSize, ValidationError
 from omlx_producer.environment import PREFIX
 from omlx_producer.program import INVALID, SectionedCommand, fail, option
 from omlx_producer.wire.remedy import kinds_of, remedy_of
-from omlx_worker.mac.machine import prepare_mlx
+from omlx_worker.mac.buffers import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
 
 SECTIONS = {

@@ -18,6 +18,7 @@ from omlx_worker.engine.kernels.attention import Pair
 from omlx_worker.engine.kernels.contest import Contest, Size
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.loading import loader
+from omlx_worker.mac.buffers import MEGABYTES, held_back
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.checkpoints import convert_without_head, write_family, write_llama, write_qwen
 from tests.helpers.families import SLIDING
@@ -138,6 +139,18 @@ def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
     assert "kernel   doubling, 8 rows, floats: plain; plain " in said
     assert "it fails: no such instruction\n" in said
     assert (found["form"], [*found["microseconds"]]) == ("plain", ["plain"])
+
+
+def test_what_command_buffers_hold_back_is_kept_free_of_rows(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 64 << 20
+    before = checked(llama, "--memory-limit", f"{limit}B")["rows"]
+    monkeypatch.setenv(MEGABYTES, "400")
+
+    with_more = f"{limit + held_back()}B"
+    assert checked(llama, "--memory-limit", with_more)["rows"] == before
+    assert "buffers  MLX_MAX_MB_PER_BUFFER 400\n" in check(llama).stdout
 
 
 def test_a_family_without_a_ragged_form_has_one_row(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from omlx_producer.terminal import counted
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
 from omlx_worker.mac import chip
+from omlx_worker.mac.buffers import limits
 
 if TYPE_CHECKING:
     from omlx_worker.bench.benchmark import Benchmark
@@ -41,6 +42,7 @@ def machine() -> dict[str, Any]:
         **chip.facts(),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{system} {platform.machine()}",
+        "buffers": limits(),
         "cores": len(affinity(0)) if affinity else os.cpu_count() or 1,
         "versions": {
             "python": platform.python_version(),
@@ -59,7 +61,8 @@ def print_report(
     """
     console = TableConsole()
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    console.print(f"{model} on {where['device']}, {where['system']}, {versions}")
+    buffers = "".join(f", {name} {most}" for name, most in where["buffers"].items() if most)
+    console.print(f"{model} on {where['device']}, {where['system']}, {versions}{buffers}")
     console.print(table_of(figures))
     for measured in figures:
         if measured.failed:

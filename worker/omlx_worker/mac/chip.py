@@ -1,4 +1,4 @@
-"""The chip of a Mac, for files of figures."""
+"""The chip of a Mac."""
 
 from __future__ import annotations
 
@@ -19,10 +19,17 @@ def facts(run: Callable[[Sequence[str]], bytes] = check_output) -> dict[str, Any
     found: dict[str, Any] = {}
     if sys.platform != "darwin":
         return found
-    with suppress(OSError, CalledProcessError):
-        found["chip"] = run(["sysctl", "-n", "machdep.cpu.brand_string"]).decode().strip()
+    if known := name(run):
+        found["chip"] = known
     with suppress(OSError, CalledProcessError):
         told = run(["ioreg", "-r", "-d", "1", "-c", "AGXAccelerator"])
         if cores := re.search(rb'"gpu-core-count" = (\d+)', told):
             found["gpu_cores"] = int(cores[1])
     return found
+
+
+def name(run: Callable[[Sequence[str]], bytes] = check_output) -> str | None:
+    """The chip's name, such as ``Apple M3 Max``; None if macOS does not tell."""
+    with suppress(OSError, CalledProcessError):
+        return run(["sysctl", "-n", "machdep.cpu.brand_string"]).decode().strip()
+    return None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from omlx_worker.mac.system import System
@@ -14,24 +13,11 @@ from omlx_worker.mac.system import System
 log = logging.getLogger("omlx_worker.mac")
 
 SAMPLE_SECONDS = 1.0
-OPS_PER_BUFFER = "2000"
-"""MLX's own are 20 to 50. Others measured 5 to 13% more speed on an M1 Ultra, none on an M5."""
 
 _HEATS = "nominal", "moderate", "heavy", "trapping", "sleeping"
 _NORMAL, _WARNING, _CRITICAL = 1, 2, 4
 
 T = TypeVar("T")
-
-
-def prepare_mlx(
-    environment: MutableMapping[str, str] = os.environ, platform: str = sys.platform
-) -> None:
-    """Let MLX put more operations into a command buffer, unless the user has set how many.
-
-    Call it before MLX is imported.
-    """
-    if platform == "darwin":
-        environment.setdefault("MLX_MAX_OPS_PER_BUFFER", OPS_PER_BUFFER)
 
 
 def this_system() -> System | None:

@@ -70,7 +70,7 @@ def test_every_depth_and_auto_are_measured_beside_mlx_lm(tiny: Path, tmp_path: P
             depths = {int(depth): steps for depth, steps in figures["depths"].items()}
             assert depths[told["auto"][str(figures["rows"])]] == max(depths.values())
     assert told["weights"] > 0
-    assert {"device", "system", "cores", "versions", "command", "dtype"} <= set(told)
+    assert {"device", "buffers", "system", "cores", "versions", "command", "dtype"} <= set(told)
 
 
 @pytest.mark.slow
@@ -100,7 +100,9 @@ def test_a_file_to_share_has_the_figures_and_names_nobody(
     assert result.exit_code == 0, result.output
     text = report.read_text()
     told = json.loads(text)
-    assert {"device", "memory", "system", "cores", "model", "dtype", "weights"} <= set(told)
+    assert {"device", "memory", "buffers", "system", "cores", "model", "dtype", "weights"} <= set(
+        told
+    )
     assert set(told["versions"]) == {"python", "mlx", "mlx-lm", "omlx-queue"}
     assert sides_of(told, 1) == ["BatchGenerator", "generate_step", "K=0", "K=1"]
     assert told["decoding"][0]["failed"] == "ValueError"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from omlx_worker.mac.machine import SAMPLE_SECONDS, Mac, prepare_mlx, this_system
+from omlx_worker.mac.machine import SAMPLE_SECONDS, Mac, this_system
 from omlx_worker.mac.system import System
 from tests.helpers.fake_mac import FakeMac
 
@@ -18,18 +18,6 @@ class Clock:
         """A look at the Mac is due at every call."""
         self.now += SAMPLE_SECONDS
         return self.now
-
-
-def test_mlx_gets_larger_command_buffers_on_a_mac_unless_the_user_says_otherwise() -> None:
-    theirs, unset, linux = {"MLX_MAX_OPS_PER_BUFFER": "50"}, dict[str, str](), dict[str, str]()
-    prepare_mlx(theirs, "darwin")
-    prepare_mlx(unset, "darwin")
-    prepare_mlx(linux, "linux")
-    assert (theirs, unset, linux) == (
-        {"MLX_MAX_OPS_PER_BUFFER": "50"},
-        {"MLX_MAX_OPS_PER_BUFFER": "2000"},
-        {},
-    )
 
 
 def test_the_mac_stays_awake_while_rows_run(mac: FakeMac, system: System) -> None:
