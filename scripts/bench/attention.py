@@ -21,12 +21,12 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import capacity_for
+from omlx_worker.engine.caches.layout import capacity_for, pages_for
 from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 
 STEPS = 10
 """Dispatched one ahead, in each lap."""
@@ -54,15 +54,16 @@ class Case:
 
     def ragged(self, attention: Attention) -> Callable[[], Any]:
         filled = TAIL // 2
-        capacity = capacity_for(self.context)
+        table = own_pages(self.rows, pages_for(capacity_for(self.context)))
+        shapes = [(self.rows, TAIL)] * 2 + [(table.size, PAGE)] * 2
         caches = [
-            AttentionCache([self._noise(self.heads, n) for n in (TAIL, TAIL, capacity, capacity)])
+            AttentionCache([self._noise(self.heads, n, slots=count) for count, n in shapes])
             for _ in range(self.layers)
         ]
         lengths = mx.full((self.rows,), self.context - filled, mx.int32)
 
         def run(queries: mx.array, cursors: mx.array, arrays: list[list[mx.array]]) -> Any:
-            window = Window.at(cursors, lengths, self.width, caches[0].spans)
+            window = Window.at(cursors, lengths, self.width, table)
             views = [AttentionCache(part, attention=attention) for part in arrays]
             for view in views:
                 new = queries[:, : self.heads]
@@ -106,8 +107,9 @@ class Case:
 
         return advance
 
-    def _noise(self, heads: int, length: int) -> mx.array:
-        return mx.random.normal((self.rows, heads, length, self.size)).astype(self.dtype)
+    def _noise(self, heads: int, length: int, slots: int = 0) -> mx.array:
+        shape = (slots or self.rows, heads, length, self.size)
+        return mx.random.normal(shape).astype(self.dtype)
 
 
 def lap(advance: Callable[[], Any]) -> float:

@@ -1,11 +1,11 @@
-"""How much does one long row slow the short ones beside it, with bodies by length and without?
+"""How much does one long row slow the short ones beside it?
 
     python -m scripts.bench.mixed_lengths                           the demo model, 8k and 32k
     python -m scripts.bench.mixed_lengths --model PATH --long 131072 --depth 3
 
-Three batches take turns, a stretch of steps each: the short rows alone, and the short rows with a
-long one, with all bodies of one capacity and in groups by length. The caches hold made-up values:
-what a step costs does not depend on them. Ratios are medians over the laps of one run.
+Two batches take turns, a stretch of steps each: the short rows alone, and the short rows with a
+long one. The caches hold made-up values: what a step costs does not depend on them. Ratios are
+medians over the laps of one run.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import argparse
 import random
 import statistics
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from unittest.mock import patch
 
 import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from omlx_worker.engine.caches import layout
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
@@ -47,28 +44,22 @@ class Contender:
         peak: bytes that steps took on top of what there was.
     """
 
-    name: str
-    groups: int
+    beside: str
     lengths: list[int]
     laps: list[float] = field(default_factory=list)
     bodies: int = 0
     peak: int = 0
 
-    def limited(self) -> AbstractContextManager[object]:
-        return patch.object(layout, "MAX_GROUPS", self.groups)
-
     def fill(self, model: RaggedModel, depth: int) -> None:
         self.batch = RaggedDecoder(model, depth)
-        with self.limited():
-            for index, length in enumerate(self.lengths):
-                row = Row(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
-                self.batch.join([(row, made_up(model, length))])
+        for index, length in enumerate(self.lengths):
+            row = Row(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
+            self.batch.join([(row, made_up(model, length))])
         self.bodies = sum(
             array.nbytes
             for cache in self.batch.caches
             if isinstance(cache, AttentionCache)
-            for body in cache.bodies
-            for array in body
+            for array in cache.bodies
         )
 
     def stretch(self, steps: int, *, warm: bool = False) -> None:
@@ -76,12 +67,11 @@ class Contender:
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        with self.limited():
-            began = time.perf_counter()
-            for _ in range(steps):
-                self.batch.step()
-            mx.synchronize()
-            seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.batch.step()
+        mx.synchronize()
+        seconds = time.perf_counter() - began
         if not warm:
             self.laps.append(seconds / steps)
             self.peak = max(self.peak, mx.get_peak_memory() - before)
@@ -125,7 +115,6 @@ def main() -> None:
     table = Table(title=f"{args.rows} rows of {args.short} tokens; {title}")
     for name in (
         "beside them",
-        "bodies",
         "ms/step",
         "x alone (range)",
         "bodies MB",
@@ -134,11 +123,7 @@ def main() -> None:
         table.add_column(name, justify="right")
     for length in args.long:
         short = [args.short] * args.rows
-        contenders = [
-            Contender("alone", 1, short),
-            Contender("one capacity", 1, [*short, length]),
-            Contender("by length", layout.MAX_GROUPS, [*short, length]),
-        ]
+        contenders = [Contender("none", short), Contender(f"{length}", [*short, length])]
         random.seed(0)
         for contender in contenders:
             contender.fill(model, args.depth)
@@ -150,8 +135,7 @@ def main() -> None:
         for contender in contenders:
             ratios = [lap / base for lap, base in zip(contender.laps, alone.laps, strict=True)]
             table.add_row(
-                "none" if contender is alone else f"{length}",
-                contender.name,
+                contender.beside,
                 f"{1000 * statistics.median(contender.laps):.2f}",
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
                 f"{contender.bodies / 1e6:.0f}",

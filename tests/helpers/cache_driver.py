@@ -35,7 +35,7 @@ class Driver:
         self.steps = 0
         self.accepted = 0
         self.checked = 0
-        self.groups: set[int] = set()
+        self.capacities: set[int] = set()
 
     def join(self, length: int, depth: int | None) -> None:
         if len(self.histories) == ROWS:
@@ -76,7 +76,7 @@ class Driver:
             self._forge(worth)
             assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
             self.steps += 1
-            self.groups.add(len(self.decoder.layout))
+            self.capacities.add(self.decoder.layout.capacity)
 
     def _land(self) -> None:
         """Read the step in flight, so that the host knows where every row stands."""
@@ -118,7 +118,6 @@ class Driver:
 
     def _compare(self, row: BatchRow, history: list[int], cursor: int, accepted: int) -> None:
         """Hold each layer against a fresh reading of the same tokens."""
-        index, body = row.slot, row.body_length
         # Recurrent layers have yet to replay the drafts accepted last.
         fresh, recurrent = (
             self._read(row.request, history[: length + 1]) for length in (cursor, cursor - accepted)
@@ -127,17 +126,16 @@ class Driver:
             if isinstance(cache, AttentionCache):
                 if not cursor:
                     continue
-                arrays, place = cache._body_of(index)
-                for held, tails, wanted in zip(arrays, cache.tails, fresh[layer], strict=True):
-                    got = mx.concatenate(
-                        [held[place, :, :body], tails[index, :, : cursor - body]], axis=1
-                    )
-                    assert mx.allclose(got, wanted[0], rtol=1e-3, atol=1e-3).item()
+                arrays = cache.held(row.seat, row.body_length, cursor)
+                for got, wanted in zip(arrays, fresh[layer], strict=True):
+                    assert mx.allclose(got, wanted, rtol=1e-3, atol=1e-3).item()
             else:
                 assert isinstance(cache, RecurrentCache)
                 if cursor - accepted:
                     conv, state = recurrent[layer]
-                    assert mx.allclose(cache.states[0][index], conv[0], rtol=1e-3, atol=1e-3).item()
                     assert mx.allclose(
-                        cache.states[1][index], state[0], rtol=1e-3, atol=1e-3
+                        cache.states[0][row.slot], conv[0], rtol=1e-3, atol=1e-3
+                    ).item()
+                    assert mx.allclose(
+                        cache.states[1][row.slot], state[0], rtol=1e-3, atol=1e-3
                     ).item()

@@ -9,13 +9,12 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.caches.attention_cache import spans_of
-from omlx_worker.engine.caches.layout import capacity_for
-from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.caches.layout import capacity_for, pages_for
+from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
-from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.ragged.reading import Reading, own_seat, read
 from tests.helpers.decoding import row
 
 
@@ -59,9 +58,9 @@ class Network:
         """What follows one token more; ``[1, 1, V]``."""
         caches = self.model.new_caches(1, capacity_for(done))
         for cache, part in zip(caches, layers, strict=True):
-            cache.write(0, part)
+            cache.write(own_seat(0, 1, done), part)
         at = mx.array([done], mx.int32)
-        window = Window.at(at, at, 1, spans_of(caches))
+        window = Window.at(at, at, 1, own_pages(1, pages_for(capacity_for(done))))
         tokens, none = mx.array([[token]], mx.int32), mx.zeros_like(at)
         return self.model.logits(self.model.forward(tokens, caches, window, none))
 

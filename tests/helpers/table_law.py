@@ -30,6 +30,7 @@ START = 2
 def whole_step(
     model: Any, state: State, settings: Params, plan: Plan, depth: int, own: int
 ) -> tuple[Outcome, State]:
+    state = {"table": mx.zeros((state["cursors"].shape[0], 1), mx.int32)} | state
     hidden = forward(model, [], state, depth)
     return commit(model, [], state, hidden, settings, plan, depth, own)
 

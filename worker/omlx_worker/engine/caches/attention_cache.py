@@ -1,7 +1,7 @@
 """The per-row attention cache of a ragged batch: bodies and a tail.
 
-Rows have slots and are left-aligned: the token at position ``p`` of a row's history is at index
-``p`` of its slot, whatever its neighbours do. A cache object is a thin view around the arrays of
+Rows have slots and are left-aligned: the token at position ``p`` of a row's history is at place
+``p`` of its body, whatever its neighbours do. A cache object is a thin view around the arrays of
 one layer. The step makes one from its arguments and returns the arrays it wrote; between steps the
 batch uses one to write, fold or rearrange slots.
 
@@ -9,11 +9,9 @@ Why body and tail: MLX updates a buffer in place only while nothing in flight ho
 step dispatched ahead a single buffer would be copied whole every step. Bodies are read-only while
 decoding; a step rewrites only the tail, ``TAIL`` positions long.
 
-Why several bodies: neighbouring slots share one, and a body has one capacity; see
-`omlx_worker.engine.caches.layout`. The tail is one array over all slots.
-
-A layer with a sliding window keeps no more of a body than a ring of the window's size: position
-``p`` is at index ``p`` modulo the ring.
+Bodies are pages of one pool; `Window.table` has the pages of each row, the same in all layers. A
+layer with a sliding window keeps no more of a body than a ring of the window's size, without pages:
+position ``p`` is at index ``p`` modulo the ring.
 """
 
 from __future__ import annotations
@@ -24,13 +22,10 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Layout, capacity_for, unmoved
+from omlx_worker.engine.caches.layout import Layout, Seat, Tail, pages_for, unmoved
 from omlx_worker.engine.kernels.attention import Attention, Heads, Pair
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
-from omlx_worker.engine.kernels.window import TAIL, Spans, Window
-
-Tail = tuple[int, int, int]
-"""The slot of a row, its body length and its cursor: what is between them is in the tail."""
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 
 
 class AttentionCache:
@@ -41,7 +36,7 @@ class AttentionCache:
 
     Attributes:
         tails: ``[S, H, TAIL, D]`` each.
-        bodies: of neighbouring slots, ``[S_g, H, C_g, D]`` each.
+        bodies: the pool ``[P, H, PAGE, D]`` each; with a ring ``[S, H, C, D]``.
         ring: positions of a body, at most; 0 for a layer without a sliding window.
     """
 
@@ -51,9 +46,9 @@ class AttentionCache:
         ring: int = 0,
         attention: Attention | None = None,
     ) -> None:
-        tail_keys, tail_values, *bodies = arrays
+        tail_keys, tail_values, body_keys, body_values = arrays
         self.tails: Pair = tail_keys, tail_values
-        self.bodies: list[Pair] = list(zip(bodies[::2], bodies[1::2], strict=True))
+        self.bodies: Pair = body_keys, body_values
         self.ring = ring
         self._attention = attention or PlainAttention()
 
@@ -68,18 +63,19 @@ class AttentionCache:
         ring: int = 0,
         attention: Attention | None = None,
     ) -> Self:
-        """Caches of free slots.
+        """Caches of free slots, with the pages of `own_pages`.
 
         Args:
             dims: of a head's keys and of its values.
         """
-        lengths = (TAIL, min(capacity, ring) if ring else capacity)
-        arrays = [mx.zeros((slots, heads, n, d), dtype) for n in lengths for d in dims]
-        return cls(arrays, ring, attention)
+        pages = pages_for(capacity)
+        body = (slots, min(pages * PAGE, ring)) if ring else (slots * pages, PAGE)
+        shapes = [(count, heads, n, d) for count, n in ((slots, TAIL), body) for d in dims]
+        return cls([mx.zeros(shape, dtype) for shape in shapes], ring, attention)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [*self.tails, *(array for body in self.bodies for array in body)]
+        return [*self.tails, *self.bodies]
 
     @property
     def written(self) -> list[mx.array]:
@@ -90,10 +86,6 @@ class AttentionCache:
         """Take the tails that a step wrote."""
         keys, values = written
         self.tails = keys, values
-
-    @property
-    def spans(self) -> Spans:
-        return tuple((keys.shape[0], keys.shape[2]) for keys, _ in self.bodies)
 
     def put(self, keys: mx.array, values: mx.array, window: Window) -> None:
         """Write the window's keys ``[S, H, W, D]``, rotated, and values ``[S, H, W, Dv]``."""
@@ -122,160 +114,112 @@ class AttentionCache:
             queries, self.bodies, self.tails, window, scale, ring=self.ring, **options
         )
 
-    def write(self, slot: int, arrays: Sequence[mx.array]) -> None:
-        """Write one row to the body of a slot.
+    def write(self, seat: Seat, arrays: Sequence[mx.array]) -> None:
+        """Write one row to its body.
 
         Args:
             arrays: keys and values ``[1, H, L, D]``, each position at its index in the body. What
                 the body has no room for is padding. Nothing for an empty row.
         """
-        self._clear(slot)
-        body, row = self._body_of(slot)
-        for array, part in zip(body, arrays, strict=False):
-            length = min(array.shape[2], part.shape[2])
-            # An index instead of the slice would copy the part once more.
-            array[row : row + 1, :, :length] = part[:, :, :length]
+        for array, part in zip(self.bodies, arrays, strict=False):
+            if self.ring:
+                length = min(array.shape[2], part.shape[2])
+                # An index instead of the slice would copy the part once more.
+                array[seat.slot : seat.slot + 1, :, :length] = part[:, :, :length]
+            elif count := min(len(seat.pages), pages_for(part.shape[2])):
+                whole = _padded(part[:, :, : count * PAGE], count * PAGE)
+                laid = whole[0].reshape(whole.shape[1], count, PAGE, -1).swapaxes(0, 1)
+                array[mx.array(seat.pages[:count])] = laid
 
-    def held(self, slot: int, body_length: int, length: int) -> list[mx.array]:
+    def held(self, seat: Seat, body_length: int, length: int) -> list[mx.array]:
         """Keys and values ``[1, H, L, D]`` of a row's first ``length`` positions."""
-        if length > body_length:
-            return [array[:, :, :length] for array in self.copy(slot, body_length, length)]
-        body, row = self._body_of(slot)
-        return [array[row : row + 1, :, :length] for array in body]
+        if self.ring and length <= body_length:
+            return [array[seat.slot : seat.slot + 1, :, :length] for array in self.bodies]
+        copied = self.copy(seat, body_length, max(length, body_length))
+        return [array[:, :, :length] for array in copied]
 
-    def absorb(self, done: Sequence[int], ends: Sequence[int]) -> None:
-        """Move a window of prompts, which is the tail, to the only body.
-
-        Args:
-            done: each row's tokens before the window.
-            ends: likewise after it.
-        """
-        [body], (keys, values) = self.bodies, self.tails
-        rows = [(slice(n, n + 1), *each) for n, each in enumerate(zip(done, ends, strict=True))]
-        if len(set(done)) == 1:
-            # At once, padding too.
-            rows = [(slice(None), done[0], max(ends))]
-        if max(ends) > body[0].shape[2]:  # a ring begins anew
-            self.fold(list(zip(range(len(done)), done, ends, strict=True)))
-        else:
-            for array, tail in zip(body, self.tails, strict=True):
-                for row, start, end in rows:
-                    array[row, :, start:end] = tail[row, :, : end - start]
-        self.tails = mx.zeros_like(keys[:, :, :0]), mx.zeros_like(values[:, :, :0])
-
-    def _clear(self, slot: int) -> None:
-        """Forget a slot's last row. What is masked may reach sums, and 0 * NaN is NaN."""
-        body, row = self._body_of(slot)
-        for array in body:
-            array[row] = 0
-        for tail in self.tails:
-            tail[slot] = 0
-
-    def copy(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:
-        """Copy a row, body and tail, in the form that `write` takes.
-
-        Padded to a body's capacity, so that copies come in few sizes.
-        """
-        body, row = self._body_of(slot)
-        capacity = self._limited(capacity_for(cursor))
-        padded = [_padded(array[row : row + 1, :, :capacity], capacity) for array in body]
+    def copy(self, seat: Seat, body_length: int, cursor: int) -> list[mx.array]:
+        """Copy a row, body and tail, in the form that `write` takes."""
+        slot, pages = seat
         tails = [tail[slot : slot + 1] for tail in self.tails]
-        copied = AttentionCache([*tails, *padded], self.ring)
-        copied.fold([(0, body_length, cursor)])
-        return list(copied.bodies[0])
+        if self.ring:
+            length = min(max(cursor, self.bodies[0].shape[2]), self.ring)
+            bodies = [_padded(array[slot : slot + 1], length) for array in self.bodies]
+        else:
+            missing = [(0, max(0, pages_for(cursor) - len(pages)))] + [(0, 0)] * 3
+            index = mx.array(pages, mx.int32)
+            bodies = [mx.pad(array[index], missing) for array in self.bodies]
+        copied = AttentionCache([*tails, *bodies], self.ring)
+        if cursor > body_length:
+            copied.fold([(Seat(0, tuple(range(pages_for(cursor)))), body_length, cursor)])
+        if self.ring:
+            return list(copied.bodies)
+        return [array.swapaxes(0, 1).flatten(1, 2)[None] for array in copied.bodies]
+
+    def absorb(self, tails: Sequence[Tail]) -> None:
+        """Move a window of prompts, which is the tail, to the bodies."""
+        self.fold(tails)
+        keys, values = self.tails
+        self.tails = mx.zeros_like(keys[:, :, :0]), mx.zeros_like(values[:, :, :0])
 
     def fold(self, tails: Sequence[Tail]) -> None:
         """Move these tails to the bodies."""
-        moves = _moves_of(tuple(tails), self.spans, self.ring)
-        for body, (rows, slots, sources, targets) in zip(self.bodies, moves, strict=True):
-            for array, tail in zip(body, self.tails, strict=True):
-                array[rows, :, targets] = tail[slots, :, sources]
+        rows, slots, sources, targets = _moves_of(tuple(tails), self.ring)
+        for array, tail in zip(self.bodies, self.tails, strict=True):
+            array[rows, :, targets] = tail[slots, :, sources]
 
-    def _limited(self, capacity: int) -> int:
-        return min(capacity, self.ring) if self.ring else capacity
-
-    def arrange(self, moves: Sequence[int | None], layout: Layout) -> None:
+    def arrange(
+        self, moves: Sequence[int | None], layout: Layout, kept: Sequence[int] | None = None
+    ) -> None:
         """Change to another layout.
 
         Args:
             moves: for each of its slots the slot whose row moves there, None for an empty one.
+            kept: the pages to begin with, from the first on; None for all, as they are.
         """
-        bodies = []
-        start = 0
-        for group in layout:
-            inside = moves[start : start + group.slots]
-            capacity = self._limited(group.capacity)
-            bodies.append(self._kept(inside, capacity) or self._built(inside, capacity))
-            start += group.slots
-        keys, values = self.tails
-        if not unmoved(moves, keys.shape[0]):
+        parts = [self.tails, self.bodies] if self.ring else [self.tails]
+        if not unmoved(moves, self.tails[0].shape[0]):
             slots = mx.array([slot or 0 for slot in moves], mx.int32)
-            self.tails = keys[slots], values[slots]
-        self.bodies = bodies
-
-    def _kept(self, moves: Sequence[int | None], capacity: int) -> tuple[mx.array, mx.array] | None:
-        """The body that already consists of exactly these slots, if there is one."""
-        if not any(old is not None for old in moves):
-            # Any body would do, and another group may have it: rings are alike in size.
-            return None
-        start = 0
-        for body, (slots, size) in zip(self.bodies, self.spans, strict=True):
-            inside = [None if old is None else old - start for old in moves]
-            if capacity == size and unmoved(inside, slots):
-                return body
-            start += slots
-        return None
-
-    def _built(self, moves: Sequence[int | None], capacity: int) -> tuple[mx.array, mx.array]:
-        keys, values = (
-            mx.zeros((len(moves), array.shape[1], capacity, array.shape[3]), array.dtype)
-            for array in self.bodies[0]
-        )
-        for row, old in enumerate(moves):
-            if old is not None:
-                body, index = self._body_of(old)
-                for array, was in zip((keys, values), body, strict=True):
-                    length = min(capacity, was.shape[2])
-                    array[row : row + 1, :, :length] = was[index : index + 1, :, :length]
-        return keys, values
-
-    def _body_of(self, slot: int) -> tuple[Pair, int]:
-        """The body of a slot, and the slot's index in it."""
-        for body, (slots, _) in zip(self.bodies, self.spans, strict=True):
-            if slot < slots:
-                return body, slot
-            slot -= slots
-        raise IndexError(slot)
+            parts = [(keys[slots], values[slots]) for keys, values in parts]
+        self.tails = parts[0]
+        if self.ring:
+            length = min(layout.capacity, self.ring)
+            self.bodies = _both(_padded, parts[1], length)
+            return
+        if kept is not None:
+            index = mx.array(list(kept), mx.int32)
+            self.bodies = self.bodies[0][index], self.bodies[1][index]
+        extra = layout.pages - self.bodies[0].shape[0]
+        if extra > 0:
+            self.bodies = _both(
+                lambda array, n: mx.pad(array, [(0, n)] + [(0, 0)] * 3), self.bodies, extra
+            )
 
 
-def spans_of(caches: Sequence[object]) -> Spans:
-    """The spans of the layers, rings not considered; empty without attention layers."""
-    spans = [cache.spans for cache in caches if isinstance(cache, AttentionCache)]
-    return max(spans, default=())
+def _both(function: Any, pair: Pair, *options: Any) -> Pair:
+    return function(pair[0], *options), function(pair[1], *options)
 
 
 @lru_cache(maxsize=4)
-def _moves_of(tails: tuple[Tail, ...], spans: Spans, ring: int) -> list[list[mx.array]]:
-    """Which positions of tails go to each body; kept for the other layers with such bodies.
+def _moves_of(tails: tuple[Tail, ...], ring: int) -> list[mx.array]:
+    """Which positions of tails go where; kept for the other layers with such bodies.
 
     Returns:
-        For each body ``[N]`` int32: its rows, the slots, the indices in the tail and in the body.
+        ``[N]`` int32 each: pages, or slots with a ring, the slots, the places in the tail and in
+        the page or body.
     """
-    moves = []
-    first = 0
-    for slots, _ in spans:
-        positions = [
-            (slot - first, slot, position - length, position % ring if ring else position)
-            for slot, length, cursor in tails
-            if first <= slot < first + slots
-            for position in range(max(length, cursor - ring) if ring else length, cursor)
-        ]
-        columns = zip(*positions, strict=True) if positions else [()] * 4
-        moves.append([mx.array(column, mx.int32) for column in columns])
-        first += slots
-    return moves
+    places = [
+        (seat, position, position - length)
+        for seat, length, cursor in tails
+        for position in range(max(length, cursor - ring) if ring else length, cursor)
+    ]
+    rows = [seat.slot if ring else seat.pages[at // PAGE] for seat, at, _ in places]
+    targets = [at % (ring or PAGE) for _, at, _ in places]
+    columns = rows, [seat.slot for seat, *_ in places], [source for *_, source in places], targets
+    return [mx.array(column, mx.int32) for column in columns]
 
 
 def _padded(array: mx.array, length: int) -> mx.array:
-    """``[1, H, L, D]`` padded with zeros to ``length`` positions."""
+    """``[1, H, L, D]`` padded with zeros, or cut, to ``length`` positions."""
+    array = array[:, :, :length]
     return mx.pad(array, [(0, 0), (0, 0), (0, length - array.shape[2]), (0, 0)])

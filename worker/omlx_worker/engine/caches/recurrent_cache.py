@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.attention_cache import Tail
-from omlx_worker.engine.caches.layout import Layout, unmoved
+from omlx_worker.engine.caches.layout import Layout, Seat, Tail, unmoved
 
 
 class RecurrentCache:
@@ -43,7 +42,7 @@ class RecurrentCache:
         count = len(self.states)
         self.states, self.kept = list(written[:count]), list(written[count:])
 
-    def write(self, slot: int, row: Sequence[mx.array]) -> None:
+    def write(self, seat: Seat, row: Sequence[mx.array]) -> None:
         """Write one row's arrays, ``[1, ...]`` each, to a slot.
 
         Args:
@@ -51,7 +50,7 @@ class RecurrentCache:
                 its last window. If that window and the batch's differ in width, the narrower is
                 padded. Nothing for an empty row.
         """
-        kept = row[len(self.states) :]
+        slot, kept = seat.slot, row[len(self.states) :]
         for index, state in enumerate(self.states):
             state[slot] = row[index][0] if row else 0
         if not kept:
@@ -64,14 +63,14 @@ class RecurrentCache:
         for array, part in zip(self.kept, kept, strict=True):
             array[slot, :width] = part[0]
 
-    def held(self, slot: int, body_length: int, length: int) -> list[mx.array]:  # noqa: ARG002
+    def held(self, seat: Seat, body_length: int, length: int) -> list[mx.array]:  # noqa: ARG002
         """The states ``[1, ...]`` of a row, which no draft is to be replayed into."""
-        return [state[slot : slot + 1] for state in self.states]
+        return [state[seat.slot : seat.slot + 1] for state in self.states]
 
-    def copy(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:  # noqa: ARG002
+    def copy(self, seat: Seat, body_length: int, cursor: int) -> list[mx.array]:  # noqa: ARG002
         """Copy a row in the form that `write` takes."""
         # A gather: a slice would hold the whole batch's array.
-        return [array[mx.array([slot])] for array in self.arrays]
+        return [array[mx.array([seat.slot])] for array in self.arrays]
 
     def fit(self, width: int, widest: int) -> None:
         """Pad kept inputs to ``width``; if already wider, to ``widest``."""
@@ -84,7 +83,12 @@ class RecurrentCache:
     def fold(self, tails: Sequence[Tail]) -> None:
         """There are no tails."""
 
-    def arrange(self, moves: Sequence[int | None], layout: Layout) -> None:  # noqa: ARG002
+    def arrange(
+        self,
+        moves: Sequence[int | None],
+        layout: Layout,  # noqa: ARG002
+        kept: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> None:
         """Change to another layout; see `AttentionCache.arrange`."""
         if not unmoved(moves, self.states[0].shape[0]):
             slots = mx.array([slot or 0 for slot in moves], mx.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,7 +112,7 @@ class Attention(Protocol):
     def attend(
         self,
         queries: mx.array,
-        bodies: Sequence[Pair],
+        bodies: Pair,
         tails: Pair,
         window: Window,
         scale: float,
@@ -127,7 +127,7 @@ class Attention(Protocol):
 
         Args:
             queries: ``[S, Hq, W, D]``, rotated; ``Hq`` is a multiple of the key heads.
-            bodies: of neighbouring slots, of `Window.spans` each.
+            bodies: a pool of pages, see `Window.table`; with a ring ``[S, H, C, D]``.
             ring: positions of a body, at most; 0 for a layer without a sliding window.
             sliding: how many of the latest positions a query sees, its own included; 0 for all.
             sinks: ``[Hq]``, scores of a position without a value; None for none.

@@ -18,7 +18,6 @@ CUDA and Metal have the same body; it has NOT been run on Metal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ import mlx.core as mx
 from omlx_worker.engine.kernels.attention import Heads, Pair
 from omlx_worker.engine.kernels.attention_source import JOIN, PUT, body, finite, prepare
 from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
-from omlx_worker.engine.kernels.window import TAIL, Window, apart
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 
 SIMD = 32
 """Lanes of a warp."""
@@ -144,7 +143,7 @@ class AttentionKernel:
     def attend(
         self,
         queries: mx.array,
-        bodies: Sequence[Pair],
+        bodies: Pair,
         tails: Pair,
         window: Window,
         scale: float,
@@ -153,19 +152,17 @@ class AttentionKernel:
         if options.pop("rotary", None) is not None:
             raise ValueError("it does not take latents")
         _check(queries.shape[-1], tails[1].shape[-1])
-        given = [queries, *tails, window.places]
-        sliced = zip(*(apart(array, window.spans) for array in given), strict=True)
         names = ("queries", "tail_keys", "tail_values", "places", "body_keys", "body_values")
-        mixed = [
-            self._attend(dict(zip(names, [*part, *body], strict=True)), scale, **options)
-            for body, part in zip(bodies, sliced, strict=True)
-        ]
-        whole = mixed[0] if len(mixed) == 1 else mx.concatenate(mixed)
-        return whole.swapaxes(1, 2)
+        given = dict(zip(names, [queries, *tails, window.places, *bodies], strict=True))
+        capacity = bodies[0].shape[2]
+        if not options.get("ring"):
+            given["table"], capacity = window.table, window.capacity
+        return self._attend(given, capacity, scale, **options).swapaxes(1, 2)
 
     def _attend(
         self,
         given: dict[str, mx.array],
+        capacity: int,
         scale: float,
         *,
         ring: int = 0,
@@ -173,10 +170,10 @@ class AttentionKernel:
         sinks: mx.array | None = None,
         softcap: float = 0.0,
     ) -> mx.array:
-        """Attend to one body and its slots' tails: ``[S_g, W, Hq, D]``."""
+        """Attend to bodies of ``capacity`` and tails: ``[S, W, Hq, D]``."""
         queries = given["queries"]
         slots, query_heads, width, size = queries.shape
-        _, heads, capacity, _ = given["body_keys"].shape
+        heads = given["body_keys"].shape[1]
         count = query_heads // heads * width
         tile = -(-count // -(-count // self.tile))
         tiles = -(-count // tile)
@@ -193,7 +190,7 @@ class AttentionKernel:
             "weighed": ((each, splits, 2), mx.float32),
         }
         shape = {"T": given["body_keys"].dtype, "TQ": queries.dtype, "D": size}
-        has = {"sinks": sinks is not None, "parts": splits > 1}
+        has = {"sinks": sinks is not None, "parts": splits > 1, "paged": not ring}
         name = "_".join(["attention", *(part for part, there in has.items() if there)])
         factors = f"_{float(scale).hex()}_{float(softcap).hex()}".translate(IN_A_NAME)
         made = launch(
@@ -210,6 +207,7 @@ class AttentionKernel:
                 "Tile": tile,
                 "Sliding": sliding,
                 "Ring": ring,
+                "Page": PAGE,
                 "Places": given["places"].shape[1],
             },
             grid=(SIMD, warps * splits * -(-tiles // warps), slots * heads),

@@ -9,7 +9,7 @@ _BODY = """
   constexpr int fours = each / 4;
   constexpr int at_once = Simd / Lanes;
   const int heads = body_keys_shape[1];
-  const int capacity = body_keys_shape[2];
+  ROOM
   const int tail = tail_keys_shape[2];
   const int query_heads = queries_shape[1];
   const int width = queries_shape[2];
@@ -161,7 +161,7 @@ _BODY = """
 _FETCH = """
     const bool in_body = at < length;
     const int index = !in_body ? at - length : Ring ? at % whole_ring : at;
-    const long vector = (static_cast<long>(n) * (in_body ? capacity : tail) + index) * D;
+    const long vector = (in_body ? IN_BODY : static_cast<long>(n) * tail + index) * D;
     READONLY T* k_at = (in_body ? body_keys : tail_keys) + vector + 4 * inside;
     READONLY T* v_at = (in_body ? body_values : tail_values) + vector + 4 * inside;
     for (int f = 0; f < fours; ++f) {
@@ -169,6 +169,14 @@ _FETCH = """
       next_v[f] = FOUR(T, v_at + 4 * Lanes * f);
     }
 """
+
+_WHOLE = ("body_keys_shape[2]", "static_cast<long>(n) * capacity + index")
+_PAGED = (
+    "table_shape[1] * Page",
+    "(static_cast<long>(table[slot * table_shape[1] + index / Page]) * heads + head) * Page"
+    " + index % Page",
+)
+"""The capacity of a body, and where it has an index: without pages and with them."""
 
 _SINK = """
     if (part == 0 && split == 0 && taken == 0 && exists) {
@@ -326,18 +334,28 @@ def prepare(largest: float, *, factor: float = 1.0, epsilon: float | None = None
 
 
 @cache
-def body(scale: float, *, softcap: float = 0.0, sinks: bool = False, parts: bool = False) -> str:
+def body(
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    parts: bool = False,
+    paged: bool = False,
+) -> str:
     """The source of the kernel that attends. It contains its factors, as `gated_norm_body` does.
 
     Args:
         sinks: whether queries have sinks.
         parts: whether several blocks share the positions.
+        paged: whether bodies are pages.
     """
+    capacity, in_body = _PAGED if paged else _WHOLE
     parts_of = {
         "SCALE": f"{scale!r}f",
         "CAP": f"score = {softcap!r}f * tanh(score / {softcap!r}f);" if softcap else "",
         "SINK": _SINK if sinks else "",
-        "FETCH": _FETCH,
+        "ROOM": f"const int capacity = {capacity};",
+        "FETCH": _FETCH.replace("IN_BODY", in_body),
         "WRITE": _WRITE_PART if parts else _WRITE,
     }
     code = _BODY

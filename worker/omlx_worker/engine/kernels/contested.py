@@ -14,7 +14,7 @@ from omlx_worker.engine.kernels.contest import PLAIN, Contest, Size
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
 from omlx_worker.engine.kernels.plain.net_inputs import Projected
 from omlx_worker.engine.kernels.trial import Form
-from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.kernels.window import PAGE, Window, own_pages
 
 MOST_SAMPLED = 1 << 28
 """Bytes of keys that are made to compare forms; bodies with more use what these use."""
@@ -87,23 +87,18 @@ def _projection(projected: mx.array, heads: Heads, tails: Pair, window: Window) 
 
 
 def _attention(
-    queries: mx.array,
-    bodies: Sequence[Pair],
-    tails: Pair,
-    window: Window,
-    scale: float,
-    **options: Any,
+    queries: mx.array, bodies: Pair, tails: Pair, window: Window, scale: float, **options: Any
 ) -> Compared:
     slots, query_heads, width, _ = queries.shape
-    longest = max(bodies, key=lambda body: body[0].shape[2])
-    _, heads, capacity, dims = longest[0].shape
-    capacity = 1 << capacity.bit_length() - 1
-    while capacity * slots * heads * dims * longest[0].dtype.size > MOST_SAMPLED:
-        capacity //= 2
-    body = tuple(
-        mx.broadcast_to(part[:1, :, :1], (slots, heads, capacity, part.shape[3]))
-        for part in longest
-    )
+    _, heads, capacity, dims = bodies[0].shape
+    if pages := not options.get("ring"):
+        capacity = 1 << window.capacity.bit_length() - 1
+        while capacity * slots * heads * dims * bodies[0].dtype.size > MOST_SAMPLED:
+            capacity //= 2
+        capacity = max(PAGE, capacity)
+    table = own_pages(slots, -(-capacity // PAGE))
+    shape = (table.size, heads, PAGE) if pages else (slots, heads, capacity)
+    body = tuple(mx.broadcast_to(part[:1, :, :1], (*shape, part.shape[3])) for part in bodies)
     used = [
         name if isinstance(value, mx.array) else f"{name} {value}"
         for name, value in sorted(options.items())
@@ -111,7 +106,7 @@ def _attention(
     ]
     kind = f"{query_heads} heads over {_heads(tails[0])}, values of {tails[1].shape[3]}"
     size = _size((slots, width), ", ".join([kind, *used]), positions=capacity)
-    return size, (queries, [body], tails, replace(window, spans=((slots, capacity),)), scale)
+    return size, (queries, body, tails, replace(window, table=table), scale)
 
 
 def _rule(window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array) -> Compared:

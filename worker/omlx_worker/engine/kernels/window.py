@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from typing import Self
 
 import mlx.core as mx
@@ -19,8 +18,8 @@ TAIL = 128
 Every step copies the tail, and every fold waits for the step in flight.
 """
 
-Spans = tuple[tuple[int, int], ...]
-"""Slots and capacity of each body, in the order of the slots."""
+PAGE = 64
+"""Positions of a page, of which bodies are made."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Window:
         cursors: ``[S]`` int32, filled positions of each row's cache, which is the position of
             the window's first token.
         body_lengths: ``[S]`` int32, how many of them are in the bodies.
-        spans: of the layers' bodies; ``S_g`` and ``C_g`` below are those of one body.
+        table: ``[S, M]`` int32, the pages of each row's bodies, in their order.
         index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
         places: ``[S, 3]`` int32, body lengths, cursors and the positions between, for kernels.
         tail: positions of a tail.
@@ -43,26 +42,26 @@ class Window:
 
     cursors: mx.array
     body_lengths: mx.array
-    spans: Spans
+    table: mx.array
     index: mx.array
     places: mx.array
     tail: int = TAIL
     lengths: mx.array | None = None
     longest: int = 0
     even: bool = False
-    _masks: dict[tuple[int, int], tuple[list[mx.array], mx.array]] = field(default_factory=dict)
+    _masks: dict[tuple[int, int], tuple[mx.array, mx.array]] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, cursors: mx.array, body_lengths: mx.array, width: int, spans: Spans) -> Self:
+    def at(cls, cursors: mx.array, body_lengths: mx.array, width: int, table: mx.array) -> Self:
         """The window of ``width`` tokens per row that starts at each row's cursor."""
         offsets = (cursors - body_lengths)[:, None] + mx.arange(width)
         # One array, so that a single slot's are more than MLX keeps in memory shared with the host.
         places = mx.stack([body_lengths, cursors, cursors - body_lengths], axis=1)
-        return cls(cursors, body_lengths, spans, offsets[:, None, :, None], places)
+        return cls(cursors, body_lengths, table, offsets[:, None, :, None], places)
 
     @classmethod
     def of_prompts(
-        cls, done: Sequence[int], counts: Sequence[int], width: int, spans: Spans
+        cls, done: Sequence[int], counts: Sequence[int], width: int, table: mx.array
     ) -> Self:
         """The window of prompts.
 
@@ -72,7 +71,7 @@ class Window:
             width: tokens of the window, padding included.
         """
         cursors = mx.array(list(done), mx.int32)
-        window = cls.at(cursors, cursors, width, spans)
+        window = cls.at(cursors, cursors, width, table)
         lengths = mx.array(list(counts), mx.int32)
         even, longest = len(set(done)) == 1, max(done)
         return replace(window, tail=width, lengths=lengths, longest=longest, even=even)
@@ -82,13 +81,18 @@ class Window:
         width: int = self.index.shape[2]
         return width
 
+    @property
+    def capacity(self) -> int:
+        """Positions of a body."""
+        return int(self.table.shape[1]) * PAGE
+
     def filled(self) -> Window:
         """A window of this shape after rows that fill three quarters of their bodies and tails."""
-        lengths = [capacity * 3 // 4 for slots, capacity in self.spans for _ in range(slots)]
-        body_lengths = mx.array(lengths, mx.int32)
-        return Window.at(body_lengths + TAIL * 3 // 4, body_lengths, self.width, self.spans)
+        body_lengths = mx.full(self.cursors.shape, self.capacity * 3 // 4, mx.int32)
+        table = own_pages(*self.table.shape)
+        return Window.at(body_lengths + TAIL * 3 // 4, body_lengths, self.width, table)
 
-    def masks(self, sliding: int = 0, ring: int = 0) -> tuple[list[mx.array], mx.array]:
+    def masks(self, sliding: int = 0, ring: int = 0) -> tuple[mx.array, mx.array]:
         """What each query may see of the bodies and of the tail; made once for all layers.
 
         Args:
@@ -96,46 +100,33 @@ class Window:
             ring: positions of a layer's bodies, at most; 0 for all.
 
         Returns:
-            For each body ``[S_g, 1, W or 1, C_g]`` bool, and ``[S, 1, W, tail]`` bool.
+            ``[S, 1, W or 1, capacity]`` bool, and ``[S, 1, W, tail]`` bool.
         """
         if (sliding, ring) not in self._masks:
             self._masks[sliding, ring] = self._masked(sliding, ring)
         return self._masks[sliding, ring]
 
-    def _masked(self, sliding: int, ring: int) -> tuple[list[mx.array], mx.array]:
+    def _masked(self, sliding: int, ring: int) -> tuple[mx.array, mx.array]:
         places = mx.arange(self.tail)
         tail = places <= self.index
-        lengths = self.body_lengths[:, None, None, None]
+        length = self.body_lengths[:, None, None, None]
         # The first tail index that each query sees; below 0 it sees some of the body too.
         first = self.index - (sliding - 1)
         if sliding:
             tail = tail & (places >= first)
-        bodies = []
-        for (_, size), length, start in zip(
-            self.spans,
-            apart(lengths, self.spans),
-            apart(lengths + first, self.spans),
-            strict=True,
-        ):
-            capacity = min(size, ring) if ring else size
-            position = mx.arange(capacity)
-            if ring:
-                # The latest position of the history at each index; negative if there is none.
-                position = length - 1 - (length - 1 - position) % ring
-                mask = position >= 0
-            else:
-                mask = position < length
-            bodies.append(mask & (position >= start) if sliding else mask)
-        return bodies, tail
+        position = mx.arange(min(self.capacity, ring) if ring else self.capacity)
+        if ring:
+            # The latest position of the history at each index; negative if there is none.
+            position = length - 1 - (length - 1 - position) % ring
+            body = position >= 0
+        else:
+            body = position < length
+        return body & (position >= length + first) if sliding else body, tail
 
 
-def apart(array: mx.array, spans: Spans) -> list[mx.array]:
-    """Slice an array over all slots into one array a body.
+def own_pages(slots: int, pages: int) -> mx.array:
+    """The table of slots that have so many pages each, in a pool without others.
 
-    Not `mx.split`: where a split takes a fused comparison apart, `mx.compile` fails with an
-    IndexError (MLX 0.32.4).
+    Neighbouring pages belong to neighbouring slots, so that a pool grows at its end.
     """
-    if len(spans) == 1:
-        return [array]
-    ends = list(accumulate(slots for slots, _ in spans))
-    return [array[start:end] for start, end in pairwise([0, *ends])]
+    return mx.arange(slots * pages, dtype=mx.int32).reshape(pages, slots).T

@@ -11,12 +11,12 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.caches.attention_cache import spans_of
+from omlx_worker.engine.caches.layout import pages_for
 from omlx_worker.engine.kernels.compiling import unfused
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.ragged.reading import Reading, own_seat, read
 from omlx_worker.engine.rows.row import Row, Sampling
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def difference(model: nn.Module, ragged: RaggedModel) -> float:
     accepted = mx.zeros_like(lengths)
     for number, (width, committed) in enumerate(_WINDOWS):
         tokens = [_tokens(ragged.vocabulary, width, 100 * number + slot) for slot in (0, 1)]
-        window = Window.at(cursors, lengths, width, spans_of(caches))
+        window = Window.at(cursors, lengths, width, own_pages(2, pages_for(TAIL)))
         got = ragged.logits(ragged.forward(mx.stack(tokens), caches, window, accepted))
         for slot, text in enumerate(tokens):
             whole = mx.concatenate([prompts[slot], text])[None]
@@ -133,7 +133,7 @@ def _trace(ragged: RaggedModel) -> None:
 
     def forward(tokens: mx.array, none: mx.array, arrays: list[list[mx.array]]) -> mx.array:
         caches = ragged.wrap(arrays)
-        window = Window.at(none, none, tokens.shape[1], spans_of(caches))
+        window = Window.at(none, none, tokens.shape[1], own_pages(1, pages_for(TAIL)))
         return ragged.forward(tokens, caches, window, none)
 
     # Never evaluated: tracing is enough.
@@ -150,8 +150,9 @@ def _read(ragged: RaggedModel, prompts: Sequence[mx.array]) -> list[LayerCache]:
         read(ragged, readings, counts)
     caches = ragged.new_caches(len(prompts), TAIL)
     for slot, reading in enumerate(readings):
+        seat = own_seat(slot, len(prompts), TAIL)
         for cache, part in zip(caches, reading.layers, strict=True):
-            cache.write(slot, part)
+            cache.write(seat, part)
     return caches
 
 

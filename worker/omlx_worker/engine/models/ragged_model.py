@@ -34,7 +34,7 @@ class RaggedModel(Protocol):
         ...
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
-        """Caches of free slots, the head's after the backbone's."""
+        """Caches of free slots with pages of their own, the head's after the backbone's."""
         ...
 
     def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]:

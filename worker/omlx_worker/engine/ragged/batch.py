@@ -1,8 +1,8 @@
 """The rows of a ragged batch: which row has which slot, and the arrays behind the slots.
 
 A row takes a slot when it joins and frees it when it leaves. Slots move only between steps, with
-the pipeline drained: when a joining row finds none, when a row has outgrown its group at a fold,
-and when the batch has been too large for a while. MLX updates a buffer in place only while nothing
+the pipeline drained: when a joining row finds none, and when the batch has been too large for a
+while. MLX updates a buffer in place only while nothing
 in flight holds it, so all that writes to arrays here drains first.
 
 A suspended row leaves the batch with all its arrays and can be resumed later.
@@ -12,23 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import mlx.core as mx
 
 from omlx_worker.engine.caches.layout import (
-    MIN_CAPACITY,
     Layout,
-    Seated,
-    capacity_for,
+    Seat,
     excess,
-    fixed,
-    packed,
-    seat,
-    slots_of,
+    layout_for,
+    pages_for,
     unmoved,
 )
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length, history_of
 from omlx_worker.engine.ragged.masks import Matcher
@@ -58,7 +55,7 @@ class BatchRow:
         remaining: tokens still wanted, at most; likewise.
         layers, state: while it has no slot, its part of every layer's cache, as the cache writes
             it, and of the state, ``[1, ...]``.
-        slot: its own, while it has one.
+        slot, pages: its own, while it has them.
         accepted: drafts of the last step that was read.
         gone: whether it has left for good.
         matcher: of a constrained row; knows the tokens that the host has read.
@@ -72,6 +69,7 @@ class BatchRow:
     layers: Arrays
     state: State
     slot: int = 0
+    pages: tuple[int, ...] = ()
     accepted: int = 0
     gone: bool = False
     matcher: Matcher | None = None
@@ -79,6 +77,10 @@ class BatchRow:
     @property
     def row_id(self) -> str:
         return self.request.row_id
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.slot, self.pages)
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +105,7 @@ class Batch:
     Attributes:
         rows: those in slots, by their ids.
         suspended: likewise those that may be resumed.
-        layout: the groups of the slots.
+        layout: its slots and pages.
         caches: one a layer, the head's after the backbone's; none while the batch is empty.
         state: see `omlx_worker.engine.ragged.step`.
         drains: how many times the pipeline was drained to join, fold, rearrange or suspend.
@@ -115,7 +117,7 @@ class Batch:
     ) -> None:
         self.rows: dict[str, BatchRow] = {}
         self.suspended: dict[str, BatchRow] = {}
-        self.layout: Layout = ()
+        self.layout = Layout()
         self.caches: list[LayerCache] = []
         self.state: State = {}
         self.looks_up = looks_up
@@ -127,7 +129,7 @@ class Batch:
 
     @property
     def slots(self) -> int:
-        return slots_of(self.layout)
+        return self.layout.slots
 
     def join(self, rows: Sequence[tuple[Row, Arrays]]) -> None:
         """Add rows. Their histories but for the last tokens are prefilled.
@@ -159,9 +161,7 @@ class Batch:
         """Give rows slots, and write their arrays there."""
         self._drain()
         rows = [*self.rows.values(), *joining]
-        needs: list[tuple[int | None, int]] = [(r.slot, r.body_length) for r in self.rows.values()]
-        needs += [(None, row.body_length) for row in joining]
-        self._arrange(rows, *self._seat(needs))
+        self._arrange(rows, [row.body_length for row in rows])
         self.rows |= {row.row_id: row for row in joining}
         self.changed = True
         self.hold_needed()
@@ -179,12 +179,13 @@ class Batch:
             return False
         self._drain()
         cursor: int = self.state["cursors"][row.slot].item()  # type: ignore[assignment]
-        row.layers = [cache.copy(row.slot, row.body_length, cursor) for cache in self.caches]
-        own, useless = mx.array([row.slot]), _OPTIONAL - _needed(row.request.sampling)
+        row.layers = [cache.copy(row.seat, row.body_length, cursor) for cache in self.caches]
+        own = mx.array([row.slot])
+        useless = {"table"} | _OPTIONAL - _needed(row.request.sampling)
         row.state = {name: array[own] for name, array in self.state.items() if name not in useless}
         row.state["body_lengths"] = row.state["cursors"]
         mx.eval(row.layers, row.state)
-        row.body_length = cursor
+        row.body_length, row.pages = cursor, ()
         self._free(row)
         self.suspended[row_id] = row
         # Others wait for the memory that this frees.
@@ -217,9 +218,8 @@ class Batch:
         rows = list(self.rows.values())
         cursors: list[int] = self.state["cursors"].tolist()  # type: ignore[assignment]
         ends = [cursors[row.slot] for row in rows]
-        needs = [(row.slot, end) for row, end in zip(rows, ends, strict=True)]
-        self._arrange(rows, *self._seat(needs))
-        tails = [(row.slot, row.body_length, end) for row, end in zip(rows, ends, strict=True)]
+        self._arrange(rows, ends)
+        tails = [(row.seat, row.body_length, end) for row, end in zip(rows, ends, strict=True)]
         for cache in self.caches:
             cache.fold(tails)
             # One layer at a time: what moves is held twice.
@@ -235,23 +235,13 @@ class Batch:
             at_once: do not wait.
         """
         rows = list(self.rows.values())
-        lengths = [(row.slot, row.cursor) for row in rows]
-        too_large = excess(self.layout, lengths)
-        if self._fixed and rows:
-            longest = max(row.cursor for row in rows)
-            too_large = self.layout[0].capacity // capacity_for(longest) - 1
+        lengths = [row.cursor for row in rows]
+        too_large = excess(self.layout, [*map(pages_for, lengths)]) if rows else 0
         self._slack = self._slack + too_large if too_large else 0
         if too_large and (at_once or self._slack >= SHRINK_AFTER):
             self._drain()
-            self._arrange(rows, *self._seat(lengths, anew=True))
+            self._arrange(rows, lengths, anew=True)
             self._slack = 0
-
-    def _seat(self, needs: Seated, *, anew: bool = False) -> tuple[Layout, list[int]]:
-        """A layout for these rows, and their slots; the smallest one if ``anew``."""
-        if self._fixed:
-            capacity = MIN_CAPACITY if anew or not self.layout else self.layout[0].capacity
-            return fixed(self._fixed, capacity, needs)
-        return packed(needs) if anew else seat(self.layout, needs)
 
     def hold_needed(self) -> None:
         """Hold the arrays of penalties, ratios and budgets only while a row needs them."""
@@ -284,13 +274,13 @@ class Batch:
             for name in ("cursors", "body_lengths"):
                 self.state[name][row.slot] = 0
         else:
-            self.caches, self.state, self.layout, self._slack = [], {}, (), 0
+            self.caches, self.state, self.layout, self._slack = [], {}, Layout(), 0
 
     def _write(self, row: BatchRow) -> None:
         """Write a row's arrays to its slot, with as many of its drafts as there is room for."""
         slot, state = row.slot, self.state
         for cache, part in zip(self.caches, row.layers or [[]] * len(self.caches), strict=True):
-            cache.write(slot, part)
+            cache.write(row.seat, part)
         for name, value in row.state.items():
             if name in _CUT and name in state:
                 width = min(value.shape[1], state[name].shape[1])
@@ -301,31 +291,60 @@ class Batch:
         state["offered"][slot] = mx.minimum(row.state["offered"][0], room)
         row.layers, row.state = [], {}
 
-    def _arrange(self, rows: Sequence[BatchRow], layout: Layout, slots: Sequence[int]) -> None:
-        """Change to a layout in which these rows have these slots."""
-        moves: list[int | None] = [None] * slots_of(layout)
-        for row, slot in zip(rows, slots, strict=True):
-            if row.row_id in self.rows:
-                moves[slot] = row.slot
+    def _arrange(
+        self, rows: Sequence[BatchRow], lengths: Sequence[int], *, anew: bool = False
+    ) -> None:
+        """Give these rows slots, and pages for bodies of these lengths; if ``anew``, no more."""
+        pages = [
+            max(len(row.pages), pages_for(length))
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+        layout = layout_for(pages, None if anew else self.layout)
+        if self._fixed:
+            layout = layout._replace(slots=self._fixed)
+        inside = [row for row in rows if row.row_id in self.rows]
+        if packs := layout.slots < self.slots:
+            inside.sort(key=lambda row: row.slot)
+        seats = {row.row_id: n if packs else row.slot for n, row in enumerate(inside)}
+        moves: list[int | None] = [None] * layout.slots
+        for row in inside:
+            moves[seats[row.row_id]] = row.slot
+        kept = [page for row in inside for page in row.pages] if anew else None
+        if kept is not None:
+            first = 0
+            for row in inside:
+                row.pages = tuple(range(first, first + len(row.pages)))
+                first += len(row.pages)
         if layout != self.layout or not unmoved(moves, len(moves)):
-            self._move(layout, moves)
+            self._move(layout, moves, kept)
             self.changed = True
-        for row, slot in zip(rows, slots, strict=True):
-            row.slot = slot
+        free_slots = iter(slot for slot in range(layout.slots) if slot not in seats.values())
+        taken = {page for row in inside for page in row.pages}
+        free = iter(page for page in range(layout.pages) if page not in taken)
+        for row, count in zip(rows, pages, strict=True):
+            row.slot = seats[row.row_id] if row.row_id in seats else next(free_slots)
+            row.pages += tuple(islice(free, count - len(row.pages)))
+        table = [[0] * (layout.capacity // PAGE) for _ in range(layout.slots)]
+        for row in rows:
+            table[row.slot][: len(row.pages)] = row.pages
+        self.state["table"] = mx.array(table, mx.int32)
 
-    def _move(self, layout: Layout, moves: Sequence[int | None]) -> None:
+    def _move(
+        self, layout: Layout, moves: Sequence[int | None], kept: Sequence[int] | None
+    ) -> None:
         """Move arrays to another layout; see `AttentionCache.arrange`."""
-        if not self.layout:
-            self.caches = self._model.new_caches(layout[0].slots, layout[0].capacity)
-            self.state = {name: mx.zeros((layout[0].slots,), mx.int32) for name in _PER_ROW}
+        if not self.slots:
+            self.caches, kept = self._model.new_caches(layout.slots, PAGE), None
+            self.state = {name: mx.zeros((layout.slots,), mx.int32) for name in _PER_ROW}
             if self.looks_up:
-                self.state["history"] = mx.zeros((layout[0].slots, 0), mx.int32)
+                self.state["history"] = mx.zeros((layout.slots, 0), mx.int32)
             if self._fixed and self._depth:
                 self._leave_drafts(self._fixed, self._depth)
         for cache in self.caches:
-            cache.arrange(moves, layout)
+            cache.arrange(moves, layout, kept)
             # One layer at a time, so that only one layer's old buffers are held beside the new.
             mx.eval(cache.arrays)
+        self.state.pop("table", None)
         if not unmoved(moves, self.state["cursors"].shape[0]):
             slots = mx.array([slot or 0 for slot in moves], mx.int32)
             self.state = {name: array[slots] for name, array in self.state.items()}
@@ -344,7 +363,7 @@ class Batch:
         """Leave what a step leaves for the next, so that the first has no shape of its own."""
         self.state["drafts"] = mx.zeros((slots, depth), mx.int32)
         caches, start = self._model.new_caches(slots, TAIL), mx.zeros((slots,), mx.int32)
-        window = Window.at(start, start, 1 + depth, ((slots, TAIL),))
+        window = Window.at(start, start, 1 + depth, own_pages(slots, pages_for(TAIL)))
         # Never evaluated: only the shapes are wanted.
         self._model.forward(mx.zeros((slots, 1 + depth), mx.int32), caches, window, start)
         for cache, after in zip(self.caches, caches, strict=True):

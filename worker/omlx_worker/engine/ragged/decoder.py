@@ -117,7 +117,7 @@ class RaggedDecoder(Batch):
         return self._footprint.of_row
 
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
-        return self._footprint.of_rows(rows, () if alone else self.layout)
+        return self._footprint.of_rows(rows, None if alone else self.layout)
 
     # Prompts.
 
@@ -187,7 +187,7 @@ class RaggedDecoder(Batch):
             flies = flight and any(other is row for _, other in flight.rows)
             length = row.cursor - (flight.width - 1 if flight and flies else row.accepted)
             self._drain()
-            layers = [cache.held(row.slot, row.body_length, length) for cache in self.caches]
+            layers = [cache.held(row.seat, row.body_length, length) for cache in self.caches]
             self._prefixes.put(row.tokens[:length], layers, row.request.salt)
         self.remove(row_id)
 

@@ -12,17 +12,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from omlx_worker.engine.caches.attention_cache import AttentionCache, spans_of
-from omlx_worker.engine.caches.layout import (
-    MIN_CAPACITY,
-    Layout,
-    fixed,
-    grown,
-    positions_of,
-    reachable,
-    slots_of,
-)
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import Layout, layout_for, pages_for
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
 from omlx_worker.engine.ragged.reading import MOST_LOGITS, SCORED_AT_ONCE, SPREAD, room_for
@@ -121,7 +113,7 @@ class Footprint:
         kept = 0
         if depth:
             start = mx.zeros((1,), mx.int32)
-            window = Window.at(start, start, 1 + depth, spans_of(caches))
+            window = Window.at(start, start, 1 + depth, own_pages(1, pages_for(TAIL)))
             model.forward(mx.zeros((1, 1 + depth), mx.int32), caches, window, start)
             kept = sum(_bytes(cache.kept) for cache in recurrent)
         # Tails, states, kept inputs, counts, and the drafts' own weights.
@@ -143,11 +135,11 @@ class Footprint:
         token = sum(size for size, ring in self._layers if not ring)
         return RowBytes(token, sum(size * ring for size, ring in self._layers), self._state)
 
-    def of_rows(self, rows: Sequence[Size], layout: Layout) -> int:
+    def of_rows(self, rows: Sequence[Size], layout: Layout | None) -> int:
         """See `omlx_worker.engine.rows.interface.Rows.bytes_for`.
 
         Args:
-            layout: of the batch that they join; empty for a new one.
+            layout: of the batch that they join; None for a new one.
         """
         prompts = [self._of_prompt(to_read) for to_read, *_ in rows if to_read]
         # Rows that meet have more room than they need.
@@ -155,22 +147,18 @@ class Footprint:
         if any(scored for to_read, _, *scored in rows if to_read):
             reading += self._scoring
         # A row's last step may commit drafts beyond its end before the host has read it.
-        needs = [longest + max(0, self._depth - 1) for _, longest, *_ in rows]
+        needs = [pages_for(longest + max(0, self._depth - 1)) for _, longest, *_ in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
+        grown = layout_for(needs, layout)
         if self._fixed:
-            capacity = layout[0].capacity if layout else MIN_CAPACITY
-            layouts = [fixed(self._fixed, capacity, [(0, need) for need in needs])[0]]
-        else:
-            layouts = [*reachable(needs), grown(layout, needs)]
-        return reading + max(map(self.of_batch, layouts)) + self._of_histories(layouts)
+            grown = grown._replace(slots=self._fixed)
+        return reading + self.of_batch(grown) + self._of_histories(grown)
 
     def of_batch(self, layout: Layout) -> int:
         """Bytes of a batch, plus those of a step or of a rearrangement."""
-        slots, positions = slots_of(layout), positions_of(layout)
-        # With a ring by its largest possible size: layouts are compared by their positions.
-        longest = max((group.capacity for group in layout), default=0)
+        slots, positions = layout.slots, layout.pages * PAGE
         bodies = [
-            size * (slots * min(longest, ring) if ring else positions)
+            size * (slots * min(layout.capacity, ring) if ring else positions)
             for size, ring in self._layers
         ]
         stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
@@ -178,13 +166,11 @@ class Footprint:
         rearranging = max(bodies, default=0)
         return sum(bodies) + slots * self._slot + max(stepping, rearranging)
 
-    def _of_histories(self, layouts: Sequence[Layout]) -> int:
-        """Bytes of histories, and of a search for drafts, in any of these layouts."""
+    def _of_histories(self, layout: Layout) -> int:
+        """Bytes of histories, and of a search for drafts."""
         if not self._looks_up:
             return 0
-        slots = max(map(slots_of, layouts), default=0)
-        length = max(map(history_length, layouts), default=0)
-        return 4 * slots * (IN_FLIGHT + _SEARCHED) * length
+        return 4 * layout.slots * (IN_FLIGHT + _SEARCHED) * history_length(layout)
 
     def _of_prompt(self, tokens: int) -> int:
         """Bytes of a prompt while it is read: bodies, one layer's old body, its window, states."""

@@ -40,8 +40,8 @@ _SOURCE = SOURCES.index("lookup")
 
 
 def history_length(layout: Layout) -> int:
-    """Tokens of a history: of the longest body and a tail, in whole pieces, and `LONGEST`."""
-    positions = max((group.capacity for group in layout), default=0) + TAIL
+    """Tokens of a history: of a body and a tail, in whole pieces, and `LONGEST`."""
+    positions = layout.capacity + TAIL
     return LONGEST + -(-positions // PIECE) * PIECE
 
 

@@ -59,7 +59,7 @@ class Forms:
         layers = []
         for cache in model.new_caches(1, 1):  # never evaluated: only the shapes are wanted
             if isinstance(cache, AttentionCache):
-                arrays, positions = [*cache.bodies[0]], cache.ring or None
+                arrays, positions = [array[:1] for array in cache.bodies], cache.ring or None
             else:
                 arrays, positions = cache.states, 0
             layers.append([Form(array.shape, array.dtype, positions) for array in arrays])

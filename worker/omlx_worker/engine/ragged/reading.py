@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.attention_cache import AttentionCache, spans_of
-from omlx_worker.engine.caches.layout import FIRST_LIMIT, Group, capacity_for
-from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import Layout, Seat, capacity_for, pages_for
+from omlx_worker.engine.kernels.window import PAGE, Window, own_pages
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.sampling import Scored, score
@@ -53,7 +53,7 @@ class Reading:
     Attributes:
         done: the tokens that are read.
         caches: of all rows that were read with it last, one a layer; none before its first token.
-        slot: its own.
+        slot, slots: its own, and how many they have.
         scored: the tokens of its prompt from the second on, as far as it is read, if they are to
             be scored.
     """
@@ -63,6 +63,7 @@ class Reading:
     done: int = 0
     caches: list[LayerCache] = field(default_factory=list)
     slot: int = 0
+    slots: int = 1
     scored: list[Scored] = field(default_factory=list)
 
     @property
@@ -80,14 +81,20 @@ class Reading:
     @property
     def layers(self) -> Layers:
         """What the layers hold of it."""
-        return [cache.held(self.slot, self.done, self.done) for cache in self.caches]
+        seat = own_seat(self.slot, self.slots, self.done)
+        return [cache.held(seat, self.done, self.done) for cache in self.caches]
 
     def take(self, model: RaggedModel, done: int, layers: Layers) -> None:
         """Take what the layers hold of its first ``done`` tokens."""
         self.caches = model.new_caches(1, capacity_for(done))
         for cache, part in zip(self.caches, layers, strict=True):
-            cache.write(0, part)
+            cache.write(own_seat(0, 1, done), part)
         self.done = done
+
+
+def own_seat(slot: int, slots: int, positions: int) -> Seat:
+    """The seat of a row with so many positions, by `own_pages`."""
+    return Seat(slot, tuple(range(slot, slots * pages_for(positions), slots)))
 
 
 def read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
@@ -129,24 +136,28 @@ def _read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int
     width = max(lengths)
     done = [reading.done for reading in readings]
     ends = [start + count for start, count in zip(done, lengths, strict=True)]
-    caches = _batch_of(model, readings, capacity_for(max(ends)))
+    capacity, slots = capacity_for(max(ends)), len(readings)
+    caches = _batch_of(model, readings, capacity)
     # One more than the window has: a head reads the token after each position.
     tokens = [
         reading.history[start : end + 1] + [0] * (width - count)
         for reading, start, end, count in zip(readings, done, ends, lengths, strict=True)
     ]
-    window = Window.of_prompts(done, lengths, width, spans_of(caches))
+    table = own_pages(slots, pages_for(capacity))
+    window = Window.of_prompts(done, lengths, width, table)
     hidden: mx.array | None = model.prefill(mx.array(tokens, mx.int32), caches, window)
     if not any(reading.is_scored for reading in readings):
         hidden = None
     # Else its graph would hold the arrays that are written to next.
     mx.eval(hidden)
+    spans = zip(range(slots), done, ends, strict=True)
+    tails = [(own_seat(slot, slots, end), start, end) for slot, start, end in spans]
     for cache in caches:
         if isinstance(cache, AttentionCache):
-            cache.absorb(done, ends)
+            cache.absorb(tails)
     # Arrays that only these rows held before are freed as they are read for the last time.
     for slot, (reading, end) in enumerate(zip(readings, ends, strict=True)):
-        reading.caches, reading.slot, reading.done = caches, slot, end
+        reading.caches, reading.slot, reading.slots, reading.done = caches, slot, slots, end
     mx.eval([cache.arrays for cache in caches])
     if hidden is not None:
         _score(model, readings, done, hidden)
@@ -185,18 +196,14 @@ def _batch_of(model: RaggedModel, readings: Sequence[Reading], capacity: int) ->
     slots = range(len(readings))
     caches = readings[0].caches
     same = all(reading.caches is caches for reading in readings)
-    if caches and same and [reading.slot for reading in readings] == [*slots] == [*_slots(caches)]:
-        layout = (Group(len(slots), capacity, max(FIRST_LIMIT, capacity)),)
+    if caches and same and [reading.slot for reading in readings] == [*range(readings[0].slots)]:
+        pages = pages_for(capacity)
         for cache in caches:
-            cache.arrange(slots, layout)
+            cache.arrange(slots, Layout(len(slots), len(slots) * pages, pages * PAGE))
         return caches
     caches = model.new_caches(len(slots), capacity)
     for slot, reading in enumerate(readings):
         for cache, part in zip(caches, reading.layers, strict=False):
-            cache.write(slot, part)
+            cache.write(own_seat(slot, len(slots), reading.done), part)
         reading.caches = []
     return caches
-
-
-def _slots(caches: Sequence[LayerCache]) -> range:
-    return range(caches[0].arrays[0].shape[0])

@@ -158,7 +158,7 @@ def propose(
         if place + 1 < depth:
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
-            here = Window.at(cursors + place, body_lengths, 1, window.spans)
+            here = Window.at(cursors + place, body_lengths, 1, window.table)
             last = model.draft(token, last, caches, here)
     return Drafts(
         mx.concatenate(drawn, axis=1), mx.concatenate(weights, axis=1) if weights else None

@@ -8,6 +8,7 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``pending``       the token sampled last, not in the cache yet
 ``cursors``       tokens in the cache, which is the pending token's position
 ``body_lengths``  how many of them are in the attention bodies
+``table``         ``[S, M]``, the pages of the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
 ``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step
 ``source``        who made them, or would have made them at a depth of 0: an index of `SOURCES`
@@ -30,10 +31,9 @@ from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.attention_cache import spans_of
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.compiling import compiles
-from omlx_worker.engine.kernels.window import Spans, Window
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged import thinking
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
@@ -132,7 +132,7 @@ class Halves:
         self, caches: Sequence[LayerCache], state: State, depth: int
     ) -> tuple[mx.array, Arrays]:
         """See `forward`; also returns the arrays that it wrote."""
-        run = self.forwards(depth, spans_of(caches))
+        run = self.forwards(depth, tuple(state["table"].shape))
         hidden, written = run(state, [cache.arrays for cache in caches])
         return hidden, _update(caches, written)
 
@@ -147,12 +147,12 @@ class Halves:
         allowed: mx.array | None,
     ) -> tuple[Outcome, State, Arrays]:
         """See `commit`; also returns the arrays that it wrote."""
-        run = self.commits(plan, depth, spans_of(caches))
+        run = self.commits(plan, depth, tuple(state["table"].shape))
         arrays = [cache.arrays for cache in caches]
         outcome, after, written = run(state, params, arrays, hidden, allowed)
         return Outcome(*outcome), after, _update(caches, written)
 
-    def _forward(self, depth: int, _spans: Spans) -> Callable[..., Any]:
+    def _forward(self, depth: int, _layout: tuple[int, ...]) -> Callable[..., Any]:
         def run(state: State, layers: Arrays) -> tuple[mx.array, Arrays]:
             self.traces += self._compiles
             caches = self._model.wrap(layers)
@@ -161,7 +161,7 @@ class Halves:
 
         return mx.compile(run)
 
-    def _commit(self, plan: Plan, depth: int, _spans: Spans) -> Callable[..., Any]:
+    def _commit(self, plan: Plan, depth: int, _layout: tuple[int, ...]) -> Callable[..., Any]:
         # Deeper steps are for copies. There a row without a match does better without drafts than
         # all rows do with the time that the model's own take.
         own = self._own_depth if depth <= self._own_depth else 0
@@ -190,7 +190,7 @@ def forward(model: RaggedModel, caches: list[LayerCache], state: State, depth: i
     Args:
         depth: drafts that the step leaves for the next one to judge.
     """
-    tokens, window = _window(state, caches)
+    tokens, window = _window(state)
     hidden = model.forward(tokens, caches, window, state["accepted"])
     if tokens.shape[1] == 1 and not depth:
         for cache in caches:
@@ -223,7 +223,7 @@ def commit(
     """
     drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
     cursors, body_lengths = state["cursors"], state["body_lengths"]
-    tokens, window = _window(state, caches)
+    tokens, window = _window(state)
     width = tokens.shape[1]
 
     counts = state.get("counts")
@@ -244,6 +244,7 @@ def commit(
         "pending": pending,
         "cursors": moved,
         "body_lengths": body_lengths,
+        "table": state["table"],
         "accepted": accepted,
     }
     if counts is not None:
@@ -324,13 +325,13 @@ def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) ->
     return rest | {"offered": mx.minimum(state["offered"], depth)}
 
 
-def _window(state: State, caches: Sequence[LayerCache]) -> tuple[mx.array, Window]:
+def _window(state: State) -> tuple[mx.array, Window]:
     """The tokens of every row's window, ``[S, W]``, and where they go."""
     tokens = state["pending"][:, None]
     if "drafts" in state:
         tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
-    spans = spans_of(caches)
-    return tokens, Window.at(state["cursors"], state["body_lengths"], tokens.shape[1], spans)
+    width = tokens.shape[1]
+    return tokens, Window.at(state["cursors"], state["body_lengths"], width, state["table"])
 
 
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:

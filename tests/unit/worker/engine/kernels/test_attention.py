@@ -15,7 +15,7 @@ from omlx_worker.engine.kernels.attention import Attention, Pair
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel, lanes_for
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.plain.fixed_attention import FixedAttention
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
 
@@ -31,6 +31,12 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 def noise(seed: int, *shape: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed))
+
+
+def shuffled(slots: int, capacity: int) -> mx.array:
+    """A table of pages that lie anywhere."""
+    pages = mx.random.permutation(slots * capacity // PAGE, key=mx.random.key(0))
+    return pages.astype(mx.int32).reshape(slots, -1)
 
 
 def attended(
@@ -52,14 +58,13 @@ def attended(
     slots = len(rows)
     lengths = mx.array([length for length, _ in rows], mx.int32)
     cursors = lengths + mx.array([filled for _, filled in rows], mx.int32)
-    spans = tuple((slots // len(capacities), capacity) for capacity in capacities)
-    window = Window.at(cursors, lengths, width, spans)
+    capacity = max(capacities)
+    table = shuffled(slots, capacity)
+    window = Window.at(cursors, lengths, width, table)
     tails: Pair = noise(1, slots, HEADS, TAIL, size), noise(2, slots, HEADS, TAIL, size)
     ring = options.get("ring", 0)
-    bodies = []
-    for seed, (count, capacity) in enumerate(spans):
-        shape = count, HEADS, min(capacity, ring or capacity), size
-        bodies.append((noise(10 + seed, *shape), noise(20 + seed, *shape)))
+    shape = (slots, HEADS, min(capacity, ring), size) if ring else (table.size, HEADS, PAGE, size)
+    bodies = noise(10, *shape), noise(20, *shape)
     new = [noise(seed, slots, HEADS, width, size) for seed in (3, 4)]
     queries = noise(5, slots, HEADS * group, width, size)
     tails = attention.put(tails, *new, window)
@@ -157,11 +162,20 @@ def of_one_history(
             body[0, :, position % ring if ring else position] = told[:, position]
         tail[0, :, : CURSOR + WIDE - length] = told[:, length:]
     lengths, cursors = mx.array([length, 7]), mx.array([CURSOR, 9])
-    window = Window.at(cursors, lengths, WIDE, ((2, capacity),))
+    table = shuffled(2, capacity)
+    window = Window.at(cursors, lengths, WIDE, table)
+    if not ring:
+        order = np.argsort(np.array(table).reshape(-1))
+        bodies = [
+            body.reshape(2, HEADS, -1, PAGE, SIZE)
+            .swapaxes(1, 2)
+            .reshape(-1, HEADS, PAGE, SIZE)[order]
+            for body in bodies
+        ]
     queries = mx.array(np.stack([np.array(noise(n, 2 * HEADS, WIDE, SIZE)) for n in (7, length)]))
     held = [mx.array(part) for part in (*bodies, *tails)]
     seen = attention.attend(
-        queries, [(held[0], held[1])], (held[2], held[3]), window, 0.25, ring=ring, **options
+        queries, (held[0], held[1]), (held[2], held[3]), window, 0.25, ring=ring, **options
     )
     numbers: list[float] = seen[0].flatten().tolist()
     return numbers
@@ -206,8 +220,12 @@ def test_what_the_kernels_do_not_take_is_refused_with_a_reason() -> None:
     latents = {"rotary": noise(1, 1, 2 * HEADS, 1, 16)}
     with pytest.raises(ValueError, match="latents"):
         AttentionKernel("cuda").attend(
-            *(noise(1, 1, 2, 1, 16), [], (noise(2, 1, 2, TAIL, 16),) * 2),
-            *(Window.at(mx.array([3]), mx.array([0]), 1, ((1, 256),)), 1.0),
+            *(
+                noise(1, 1, 2, 1, 16),
+                (noise(2, 1, 2, PAGE, 16),) * 2,
+                (noise(2, 1, 2, TAIL, 16),) * 2,
+            ),
+            *(Window.at(mx.array([3]), mx.array([0]), 1, shuffled(1, 256)), 1.0),
             **latents,
         )
 

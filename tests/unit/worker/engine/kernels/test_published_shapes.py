@@ -21,9 +21,9 @@ from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.net_kernels import NetKernels
-from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.attention import PlainAttention, body_of
 from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 from omlx_worker.engine.models.rotary import rope_of
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import Fault, needs_compiler
@@ -110,16 +110,19 @@ def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int) -> None:
     """Write tails and attend, with rows of lengths up to this one."""
     rng = np.random.default_rng(width)
     # Bodies' lengths, and positions of the tail: none, one, those around an edge, and many.
-    spans = (3, 256), (1, 4096)
+    capacity = 4096
     rows = [(0, 0), (1, 1), (255, TAIL - width), (long, 7)]
     lengths = np.array([length for length, _ in rows])
     cursors = lengths + [filled for _, filled in rows]
-    window = Window.at(mx.array(cursors, mx.int32), mx.array(lengths, mx.int32), width, spans)
     many, ring = len(rows), layer.sliding
-    bodies = [
-        tuple(noise(rng, dtype, slots, HEADS, min(size, ring or size), layer.size) for _ in "kv")
-        for slots, size in spans
-    ]
+    order = rng.permutation(many * capacity // PAGE)
+    table = mx.array(order.reshape(many, -1), mx.int32)
+    window = Window.at(mx.array(cursors, mx.int32), mx.array(lengths, mx.int32), width, table)
+    shape = (many, HEADS, min(capacity, ring), layer.size)
+    bodies = tuple(
+        noise(rng, dtype, *(shape if ring else (order.size, HEADS, PAGE, layer.size))) for _ in "kv"
+    )
+    whole = bodies if ring else [body_of(part, table) for part in bodies]
     tails = tuple(noise(rng, dtype, many, HEADS, TAIL, layer.size) for _ in "kv")
     new = [noise(rng, dtype, many, HEADS, width, layer.size) for _ in "kv"]
     queries = noise(rng, dtype, many, HEADS * layer.group, width, layer.size)
@@ -138,7 +141,7 @@ def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int) -> None:
             wanted[row, :, filled : filled + width] = exactly(fresh)[row]
         assert np.array_equal(exactly(tail), wanted)
     for row, (length, cursor) in enumerate(zip(lengths, cursors, strict=True)):
-        body, slot = (bodies[0], row) if row < 3 else (bodies[1], 0)
+        body, slot = whole, row
         positions = np.arange(max(0, length - body[0].shape[2]), length)
         held = positions % body[0].shape[2]
         keys, values = (

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import ConcatenateKVCache
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.kernels.forms import Kernels
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of
 from omlx_worker.engine.loading.self_check import difference
@@ -167,9 +167,9 @@ def test_a_seed_gives_one_text_at_every_depth_and_in_company(
 def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
     caches = AnyFamily(tiny("gemma3_text"), Kernels()).new_caches(2, 1024)
 
-    lengths = [cache.spans[0][1] for cache in caches if isinstance(cache, AttentionCache)]
+    lengths = [cache.bodies[0].shape[2] for cache in caches if isinstance(cache, AttentionCache)]
 
-    assert lengths == [SLIDING, 1024, SLIDING, 1024]
+    assert lengths == [SLIDING, PAGE, SLIDING, PAGE]
 
 
 def put_no_keys(cache: AttentionCache, keys: mx.array, values: mx.array, window: Window) -> None:

@@ -98,8 +98,7 @@ def test_rows_of_all_lengths_stay_exact_side_by_side(qwen: Loaded, depth: int) -
         got = run(decoder, rows, arrivals={"long": 4}, chunk=128)
 
     assert got == wanted
-    assert max(map(len, layouts)) == 3, "the rows were never in groups"
-    assert min(map(len, layouts[3:])) == 1, "no row ever outgrew its class"
+    assert len({layout.capacity for layout in layouts}) > 1, "no row ever outgrew its room"
 
 
 @pytest.mark.slow

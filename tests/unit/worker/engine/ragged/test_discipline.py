@@ -35,7 +35,7 @@ def long_batch(loaded: Loaded, depth: int) -> RaggedDecoder:
 
 def body_bytes(batch: RaggedDecoder) -> int:
     caches = [cache for cache in batch.caches if isinstance(cache, AttentionCache)]
-    return sum(array.nbytes for cache in caches for body in cache.bodies for array in body)
+    return sum(array.nbytes for cache in caches for array in cache.bodies)
 
 
 @pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])

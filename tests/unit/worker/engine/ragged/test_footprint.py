@@ -238,9 +238,9 @@ def test_a_job_that_runs_alone_is_not_refused_for_what_runs_now(qwen_path: Path)
 
     assert not budget.fits([job]), "the batch is too small to matter"
     assert budget.objection([job]) is None
-    longer = budget.objection([(400, 1000)])
+    longer = budget.objection([(400, 2000)])
     assert longer is not None
-    assert in_units(engine.bytes_for([(400, 1000)], alone=True)) in str(longer)
+    assert in_units(engine.bytes_for([(400, 2000)], alone=True)) in str(longer)
 
 
 def test_an_allocator_kept_within_a_budget_caches_an_eighth_of_it_and_4_gib_at_most(

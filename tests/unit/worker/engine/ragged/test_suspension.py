@@ -186,8 +186,8 @@ def test_a_suspended_row_holds_its_history_and_not_the_batchs_capacity(qwen: Loa
     del player.decoder._in_flight
     mx.clear_cache()
 
-    # Two heads of 32 dimensions, keys and values, float32; 1,024 and 256 positions.
-    attention = {"long": 1024 * 512, "short": 256 * 512}
+    # Two heads of 32 dimensions, keys and values, float32; pages of 64 positions.
+    attention = {"long": 11 * 64 * 512, "short": 1 * 64 * 512}
     assert sizes["long"] - sizes["short"] == attention["long"] - attention["short"]
     assert sizes["short"] < 2 * attention["short"]
 

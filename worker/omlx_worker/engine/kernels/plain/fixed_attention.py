@@ -8,7 +8,6 @@ number, so the capacity of the body does not matter either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention import Pair
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
-from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.kernels.window import PAGE, Window
 
 BLOCK = 128
 """Positions of a block."""
@@ -29,7 +28,7 @@ class FixedAttention(PlainAttention):
     def attend(
         self,
         queries: mx.array,
-        bodies: Sequence[Pair],
+        bodies: Pair,
         tails: Pair,
         window: Window,
         scale: float,
@@ -44,7 +43,6 @@ class FixedAttention(PlainAttention):
             options: dict[str, Any] = {"ring": ring, "sliding": sliding, "sinks": sinks}
             options |= {"softcap": softcap, "rotary": rotary}
             return super().attend(queries, bodies, tails, window, scale, **options)
-        [body] = bodies
         slots, query_heads, width, _ = queries.shape
         heads = tails[0].shape[1]
         group = query_heads // heads
@@ -53,10 +51,9 @@ class FixedAttention(PlainAttention):
             for part in (queries, rotary)
             if part is not None
         ]
-        lengths = window.body_lengths[:, None]
         places = window.cursors[:, None] + mx.tile(mx.arange(width), group)
         first = mx.maximum(window.cursors - (sliding - 1), 0) if sliding else 0 * window.cursors
-        longest = sliding - 1 + width if sliding else body[0].shape[2] + window.tail
+        longest = sliding - 1 + width if sliding else window.capacity + window.tail
 
         peak = mx.full((slots, heads, group * width, 1), -1e30)
         mass = mx.zeros_like(peak)
@@ -66,7 +63,9 @@ class FixedAttention(PlainAttention):
         mixed: Any = 0.0
         for start in range(0, longest, BLOCK):
             positions = first[:, None] + mx.arange(start, start + BLOCK)
-            pairs = [_at(positions, lengths, *pair, ring) for pair in zip(body, tails, strict=True)]
+            pairs = [
+                _at(positions, window, *pair, ring) for pair in zip(bodies, tails, strict=True)
+            ]
             scores: Any = sum(q @ k.swapaxes(-1, -2) for q, k in zip(asked, pairs, strict=False))
             scores = scores.astype(mx.float32)
             if softcap:
@@ -84,14 +83,16 @@ class FixedAttention(PlainAttention):
         return out.reshape(slots, query_heads, width, -1)
 
 
-def _at(
-    positions: mx.array, lengths: mx.array, body: mx.array, tail: mx.array, ring: int
-) -> mx.array:
+def _at(positions: mx.array, window: Window, body: mx.array, tail: mx.array, ring: int) -> mx.array:
     """What body and tail hold at ``positions`` ``[S, L]`` of each row: ``[S, H, L, D]``."""
-    inside = mx.minimum(positions % ring if ring else positions, body.shape[2] - 1)
+    lengths = window.body_lengths[:, None]
+    if ring:
+        inside = mx.minimum(positions % ring, body.shape[2] - 1)
+        from_body = mx.take_along_axis(body, inside[:, None, :, None], axis=2)
+    else:
+        inside = mx.minimum(positions, window.capacity - 1)
+        pages = mx.take_along_axis(window.table, inside // PAGE, axis=1)
+        from_body = body[pages, :, inside % PAGE].swapaxes(1, 2)
     behind = mx.clip(positions - lengths, 0, tail.shape[2] - 1)
-    parts = (
-        mx.take_along_axis(array, index[:, None, :, None], axis=2)
-        for array, index in ((body, inside), (tail, behind))
-    )
-    return mx.where((positions < lengths)[:, None, :, None], *parts)
+    from_tail = mx.take_along_axis(tail, behind[:, None, :, None], axis=2)
+    return mx.where((positions < lengths)[:, None, :, None], from_body, from_tail)
