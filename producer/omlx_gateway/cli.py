@@ -16,12 +16,12 @@ from omlx_gateway.limits import MAX_BODY_BYTES, MAX_QUEUED, Limits
 from omlx_producer import connection
 from omlx_producer.complaints import redis_error
 from omlx_producer.errors import OmlxQueueError, UnsuitableRedis
-from omlx_producer.program import INVALID, UNREACHABLE, Program, fail, port_error, say
+from omlx_producer.program import INVALID, UNREACHABLE, Program, fail, option, port_error, say
 from omlx_producer.wire import PRIORITIES
 
 USAGE = 2
 
-_file_option = click.option(
+_file_option = option(
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),
     default="api-keys.jsonl",
@@ -31,47 +31,47 @@ _file_option = click.option(
 
 
 @click.group(cls=Program, invoke_without_command=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65_535))
-@click.option("--redis-url", help="Redis; else OMLX_QUEUE_REDIS_URL or REDIS_URL.")
-@click.option(
+@option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@option("--port", default=8000, show_default=True, type=click.IntRange(0, 65_535))
+@option("--redis-url", help="Redis; else OMLX_QUEUE_REDIS_URL or REDIS_URL.")
+@option(
     "--api-keys",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Serve only who has a key of this file.",
 )
-@click.option(
+@option(
     "--allow-host",
     "hosts",
     metavar="NAME",
     multiple=True,
     help="Without keys, answer at this name, too.",
 )
-@click.option(
+@option(
     "--max-queued",
     default=MAX_QUEUED,
     show_default=True,
     type=click.IntRange(1),
     help="Prompts of a key that may wait; then 429.",
 )
-@click.option(
+@option(
     "--max-body",
     default=MAX_BODY_BYTES,
     show_default=True,
     type=click.IntRange(1),
     help="Bytes of a request, at most.",
 )
-@click.option(
+@option(
     "--files-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder of uploads, which gateways share; else Redis.",
 )
-@click.option(
+@option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
     help="Serve metrics for Prometheus there; 0: any.",
 )
-@click.option(
+@option(
     "--metrics-host",
     default="127.0.0.1",
     show_default=True,
@@ -143,16 +143,16 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option(
+@option(
     "--level",
     type=click.Choice(PRIORITIES),
     default="high",
     show_default=True,
     help="The best priority of its requests.",
 )
-@click.option("--rate", metavar="N", type=click.IntRange(1), help="Prompts a minute, at most.")
-@click.option("--models", metavar="A,B", help="The models that it may use; else all.")
-@click.option("--admin", is_flag=True, help="It may use the page and its buttons.")
+@option("--rate", metavar="N", type=click.IntRange(1), help="Prompts a minute, at most.")
+@option("--models", metavar="A,B", help="The models that it may use; else all.")
+@option("--admin", is_flag=True, help="It may use the page and its buttons.")
 @_file_option
 def add(name: str, models: str | None, file: Path, **allowed: Any) -> None:
     """Make a key, and show it once."""

@@ -24,7 +24,7 @@ class Program(click.Group):
     """The commands of one program.
 
     What is written to a closed stdout or stderr is dropped. A reader who leaves ends the program
-    quietly, and a file that cannot be written with one sentence.
+    quietly; arguments that cannot be used, or a file that cannot be written, with one sentence.
     """
 
     def __init__(
@@ -53,9 +53,16 @@ class Program(click.Group):
 
 @contextlib.contextmanager
 def _exit_codes() -> Iterator[None]:
-    """End the program with its exit code after an interrupt or an error of a stream or a file."""
+    """End the program with its exit code after an interrupt, wrong arguments, or an error of a
+    stream or a file."""
     try:
-        yield
+        try:
+            yield
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            with error.ctx.scope(cleanup=False) if error.ctx else contextlib.nullcontext():
+                fail(INVALID, _usage_text(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
@@ -90,14 +97,72 @@ class SectionedCommand(click.Command):
 
 
 class _Option(click.Option):
-    def __init__(self, *args: Any, section: str, **attributes: Any) -> None:
+    def __init__(self, *args: Any, section: str, remedy: str = "", **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.section = section
+        self._remedy = remedy or _allowed(self.type)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            read = super().type_cast_value(ctx, value)
+            # NaN is in every range.
+            if read != read:
+                raise click.BadParameter("is no number")
+            return read
+        except click.BadParameter:
+            if not self._remedy:
+                raise
+            got = repr(value) if isinstance(value, str) else ", ".join(map(repr, value))
+            raise click.BadParameter(f"got {got}; give {self._remedy}", ctx, self) from None
 
 
-def option(*names: str, section: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    """`click.option` in a section of the help of a `SectionedCommand`."""
+def option(
+    *names: str, section: str = "Options", **attributes: Any
+) -> Callable[[_Command], _Command]:
+    """`click.option` in a section of the help of a `SectionedCommand`.
+
+    Args:
+        attributes: also ``remedy``, what its value may be, in words that complete "give ...".
+    """
     return click.option(*names, cls=_Option, section=section, **attributes)
+
+
+def param_name(param: click.Parameter) -> str:
+    """The longest name of an option, or that of an argument."""
+    return (
+        max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
+    )
+
+
+def _usage_text(error: click.UsageError) -> str:
+    """What is wrong with the arguments: the name of one, its value, the remedy."""
+    told = error.message.removesuffix(".")
+    remedy = f"see {error.ctx.command_path} --help" if error.ctx else ""
+    match error:
+        case click.NoSuchOption():
+            told = f"{error.option_name}: no such option"
+            if error.possibilities:
+                remedy = f"did you mean {error.possibilities[0]}?"
+        case click.MissingParameter(param=click.Parameter() as param):
+            told = f"{param_name(param)}: missing"
+        case click.BadParameter(param=click.Parameter() as param):
+            told = f"{param_name(param)}: {told}"
+    # Messages of this package have a remedy.
+    return told if ";" in told or not remedy else f"{told}; {remedy}"
+
+
+def _allowed(kind: click.ParamType[Any]) -> str:
+    """What a value of this type may be; empty if it does not say."""
+    match kind:
+        case click.Choice():
+            return f"one of {', '.join(map(str, kind.choices))}"
+        case click.IntRange() | click.FloatRange():
+            what = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+            least = f"{kind.min or 0:g}"
+            if kind.max is None:
+                return f"{what} of at least {least}"
+            return f"{what} from {least} to {kind.max:.0f}"
+    return ""
 
 
 json_option = option("--json", "as_json", section="Output", is_flag=True, help="Print JSON.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from omlx_producer.program import INTERRUPTED, INVALID, fail, json_option, say
+from omlx_producer.program import INTERRUPTED, INVALID, fail, json_option, option, say
 from omlx_producer.terminal import in_units, write
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
@@ -42,18 +42,18 @@ def check(as_json: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("original", metavar="ORIGINAL")
-@click.option("-o", "--output", metavar="FOLDER", type=Path, required=True, help="The new folder.")
-@click.option(
+@option("-o", "--output", metavar="FOLDER", type=Path, required=True, help="The new folder.")
+@option(
     "--bits",
     type=click.Choice((4, 5, 6, 8)),
     help="Bits of quantised weights; else none is quantised.",
 )
-@click.option(
+@option(
     "--group-size",
     type=click.Choice((32, 64, 128)),
     help="Weights that share a scale, with --bits.  [default: 64]",
 )
-@click.option(
+@option(
     "--dtype",
     type=click.Choice(("bfloat16", "float16", "float32")),
     help="Precision of all other weights; else the original's.",

@@ -91,15 +91,15 @@ def run(
     """
     refuse_conflicts(asked["raw"], asked["system"], asked)
     if output is None and not (dry_run or detached):
-        raise click.UsageError("--output: missing; say where results go, as in -o results.jsonl.")
+        raise click.UsageError("--output: missing; say where results go, as in -o results.jsonl")
     if output is not None and detached:
         raise click.UsageError(
             "--output does not go with --detach; leave it out, and fetch the results with "
-            "omlx-submit results BATCH_ID -o FILE."
+            "omlx-submit results BATCH_ID -o FILE"
         )
     if asked["keep"] and (detached or input == "-"):
         raise click.UsageError(
-            "--keep needs a file as input, and an output; it reads the input again at the end."
+            "--keep needs a file as input, and an output; it reads the input again at the end"
         )
     with open_producer(redis_url) as producer:
         options = RunOptions.of(input, given(asked) | {"require_known_model": not queue_anyway})

@@ -84,12 +84,21 @@ def _field_option(
         return made(flag, name, type=choice, show_default=shown, help=told)
     if kinds in ([int], [float], [str]):
         names = [flag, *filter(None, [_SHORTER.get(name)])]
-        if kinds != [str]:
-            told = f"{told}  [{remedy_of(field)}]"
+        remedy = "" if kinds == [str] else remedy_of(field)
+        if remedy:
+            told = f"{told}  [{remedy}]"
         if not shown and field.default is not None:
             told = f"{told}  [default: {field.default}]"
         metavar = "ALIAS" if name == "model" else None
-        return made(*names, name, type=kinds[0], metavar=metavar, help=told, show_default=shown)
+        return made(
+            *names,
+            name,
+            type=kinds[0],
+            metavar=metavar,
+            help=told,
+            show_default=shown,
+            remedy=remedy,
+        )
     return None
 
 
@@ -250,7 +259,7 @@ def refuse_conflicts(raw: bool, system: str | None, sampling: Mapping[str, Any])
     for alone in (raws | {"--system": system}, raws | {"--tools": sampling["tools"]}, forms):
         if len(both := [name for name, value in alone.items() if value is not None]) > 1:
             raise click.UsageError(
-                f"{both[1]} does not go with {both[0]}; leave one of the two out."
+                f"{both[1]} does not go with {both[0]}; leave one of the two out"
             )
 
 

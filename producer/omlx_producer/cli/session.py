@@ -39,6 +39,7 @@ from omlx_producer.program import (
     fail,
     file_error,
     option,
+    param_name,
 )
 
 REDIS_OPTION = "--redis-url"
@@ -148,9 +149,7 @@ def _with_option(error: InvalidRequest) -> str:
         rest = field.removeprefix(param.name or "")
         if rest == field or rest[:1].isidentifier():
             continue
-        named = isinstance(param, click.Option)
-        name = max(param.opts, key=len) if named else param.human_readable_name
         # The key of a repeatable ID=VALUE follows its option.
-        told = error.told(name + re.sub(r"^\.'([^']+)'$", r" \1", rest))
+        told = error.told(param_name(param) + re.sub(r"^\.'([^']+)'$", r" \1", rest))
     anyway = isinstance(error, ModelNotFound) and error.anyway and "queue_anyway" in context.params
     return f"{told}, or pass --queue-anyway" if anyway else told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -24,13 +23,6 @@ from omlx_producer.terminal import local_time, write
 WATCH_SECONDS = 2.0
 
 
-def _refuse_nan(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
-    """Refuse NaN, which is in every range."""
-    if seconds is not None and math.isnan(seconds):
-        raise click.BadParameter("nan is not a number of seconds.")
-    return seconds
-
-
 @click.command(cls=SectionedCommand)
 @click.argument("job_id", required=False)
 @option(
@@ -39,7 +31,6 @@ def _refuse_nan(_: click.Context, __: click.Parameter, seconds: float | None) ->
     is_flag=False,
     flag_value=WATCH_SECONDS,
     type=click.FloatRange(min=0.1, max=86_400),
-    callback=_refuse_nan,
     metavar="[SECONDS]",
     help=f"Show workers until Ctrl-C, every {WATCH_SECONDS:g} s by default.",
 )

@@ -28,10 +28,10 @@ def _one_prompt(
     _context: click.Context, _parameter: click.Parameter, words: tuple[str, ...]
 ) -> str:
     if len(words) > 1:
-        raise click.UsageError(f"PROMPT: got {len(words)} arguments; quote the prompt.")
+        raise click.UsageError(f"PROMPT: got {len(words)} arguments; quote the prompt")
     [word] = words
     if word.endswith(OUTPUT_SUFFIXES) and Path(word).is_file():
-        raise click.UsageError(f"PROMPT: got a file; run its rows with omlx-submit run {word}.")
+        raise click.UsageError(f"PROMPT: got a file; run its rows with omlx-submit run {word}")
     return word
 
 
@@ -141,7 +141,7 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
     3 Redis unreachable, 4 it has not ended within --timeout.
     """
     if is_batch_id(job_id):
-        raise click.UsageError(f"{job_id} is a batch: omlx-submit results {job_id}")
+        raise click.UsageError(f"{job_id} is a batch; see omlx-submit results {job_id}")
     with open_producer(redis_url) as producer, goes_on("job", job_id):
         show_result(producer, job_id, timeout, as_json=as_json)
 

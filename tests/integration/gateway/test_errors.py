@@ -256,4 +256,4 @@ def test_a_port_that_is_taken_is_one_sentence(redis_url: str, host: str) -> None
 def test_a_wrong_url_of_redis_is_one_sentence() -> None:
     result = CliRunner().invoke(main, ["--redis-url", "http://127.0.0.1", "--port", "0"])
     assert result.exit_code == 2
-    assert "Error: connection: not the URL of a Redis server" in result.stderr
+    assert "connection: not the URL of a Redis server" in result.stderr

@@ -70,8 +70,8 @@ def test_the_model_has_a_short_option(command: str) -> None:
 def test_a_model_without_its_option_is_told_of_it(command: str) -> None:
     result = invoke(*command.split(), "my model")
     assert result.exit_code == 2
-    assert "extra argument (my model); for a model give -m 'my model'." in result.stderr
-    assert "(b); leave it out." in invoke(*command.split(), "-m", "a", "b").stderr
+    assert "extra argument (my model); for a model give -m 'my model'\n" in result.stderr
+    assert "(b); leave it out\n" in invoke(*command.split(), "-m", "a", "b").stderr
 
 
 @pytest.mark.parametrize("command", ["run", "check", "convert", "bench", "demo"])

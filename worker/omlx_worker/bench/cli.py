@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omlx_producer.program import INTERRUPTED, INVALID, fail
+from omlx_producer.program import INTERRUPTED, INVALID, fail, option
 from omlx_worker.logs import start_logging
 from omlx_worker.options import ModelCommand, read_settings, require_mlx, settings_options
 from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
@@ -38,42 +38,42 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 
 @click.command(cls=ModelCommand)
 @settings_options({"model", "mtp_from", "state_dir", "draft_model"})
-@click.option(
+@option(
     "--rows",
     callback=_listed(1, MOST_ROWS),
     default="1,4,8,16",
     show_default=True,
     help="Rows that decode at the same time.",
 )
-@click.option(
+@option(
     "--depths",
     callback=_listed(0, MOST_OWN_DRAFTS, "auto"),
     help="Drafts a step.  [default: 0,1,2,3,auto, or 0 if nothing drafts]",
 )
-@click.option(
+@option(
     "--context", type=click.IntRange(2), default=64, show_default=True, help="Tokens of a prompt."
 )
-@click.option(
+@option(
     "--tokens",
     type=click.IntRange(1),
     default=32,
     show_default=True,
     help="Tokens that a row decodes in a lap.",
 )
-@click.option(
+@option(
     "--laps",
     type=click.IntRange(1),
     default=2,
     show_default=True,
     help="How often every side measures.",
 )
-@click.option(
+@option(
     "--json",
     "report",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write all figures here.",
 )
-@click.option(
+@option(
     "--share",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write them here without names of folders, to show others.",

@@ -8,7 +8,7 @@ import os
 import click
 from pydantic import ValidationError
 
-from omlx_producer.program import INTERRUPTED, INVALID, UNREACHABLE, fail
+from omlx_producer.program import INTERRUPTED, INVALID, UNREACHABLE, fail, option
 from omlx_worker.logs import start_logging
 from omlx_worker.options import describe, require_mlx
 
@@ -16,7 +16,7 @@ FAILED = 1
 
 
 @click.command()
-@click.option(
+@option(
     "--max-tokens",
     type=click.IntRange(1),
     default=96,

@@ -17,7 +17,7 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
-from omlx_producer.program import INVALID, fail
+from omlx_producer.program import INVALID, fail, option
 from omlx_producer.terminal import local_time, one_cell, write
 from omlx_worker.mac.launchd import LaunchAgent
 from omlx_worker.options import (
@@ -84,8 +84,8 @@ def status() -> None:
 
 
 @service.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is logged from now on.")
-@click.option(
+@option("-f", "--follow", is_flag=True, help="Go on with what is logged from now on.")
+@option(
     "-n",
     "--lines",
     type=click.IntRange(0),

@@ -166,7 +166,7 @@ def test_a_model_that_is_not_there_is_one_sentence() -> None:
         (["--rows", "0"], "got '0'; give 1 to 1024"),
         (["--rows", "1,many"], "got 'many'; give 1 to 1024"),
         (["--depths", "5"], "got '5'; give 0 to 4 or auto"),
-        (["--laps", "0"], "0 is not in the range"),
+        (["--laps", "0"], "--laps: got '0'; give a whole number of at least 1"),
     ],
 )
 def test_wrong_options_are_refused(arguments: list[str], said: str) -> None:
