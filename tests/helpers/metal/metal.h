@@ -54,6 +54,7 @@ const Turn* emulator_meet(int line, const void* value, int bytes);
 void emulator_absent(int line, int lane);
 void emulator_barrier(int line, int flags, bool of_simdgroup);
 void emulator_index(long index, long size);
+float emulator_finite(float x);
 Region* emulator_shared(const char* name, int bytes, int granule);
 const Place* emulator_place();
 }
@@ -288,8 +289,9 @@ FUNCTIONS PRECISE
 namespace precise { FUNCTIONS PRECISE }
 namespace fast {
 FUNCTIONS
-// As a GPU has them: a fast exponential is a power of two, a fast tangent overflows.
-FUNCTION(exp, __builtin_exp2f(x * M_LOG2E_F))
+// As a GPU has them: a fast exponential is a power of two, of a finite number; a fast tangent
+// overflows.
+FUNCTION(exp, __builtin_exp2f(emulator::emulator_finite(x * M_LOG2E_F)))
 FUNCTION(tanh, (fast::exp(2.0f * x) - 1.0f) / (fast::exp(2.0f * x) + 1.0f))
 }  // namespace fast
 OF_TYPE(float) OF_TYPE(half) OF_TYPE(bfloat) OF_TYPE(short) OF_TYPE(ushort)

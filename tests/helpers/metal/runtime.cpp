@@ -249,6 +249,11 @@ void emulator_barrier(int line, int flags, bool of_simdgroup) {
 
 void emulator_index(long index, long size) { fail("index %ld of %ld in threadgroup memory", index, size); }
 
+float emulator_finite(float x) {
+  if (!__builtin_isfinite(x)) fail("a fast exponential of %f", x);
+  return x;
+}
+
 Region* emulator_shared(const char* name, int bytes, int granule) {
   const int which = current->shared++;
   if (which == static_cast<int>(shared.size())) {

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 _BODY = """
+  // Finite, and so is every difference: fast mathematics may take no number to be infinite.
+  constexpr float masked = -1e38f;
+  constexpr float lowest = -1e30f;
   constexpr int each = D / Lanes;
   constexpr int fours = each / 4;
   constexpr int at_once = Simd / Lanes;
@@ -43,7 +46,7 @@ _BODY = """
     const int number = tile * Tile + j;
     const bool exists = number < count && part < parts;
     place[j] = exists ? cursor + number % width : -1;
-    peak[j] = -1e30f;
+    peak[j] = lowest;
     mass[j] = 0.0f;
     SINK
     for (int f = 0; f < fours; ++f) {
@@ -94,7 +97,7 @@ _BODY = """
       for (int offset = Lanes / 2; offset > 0; offset /= 2) score += ACROSS(score, offset);
       CAP
       const bool recent = !Sliding || position > place[j] - Sliding;
-      if (!(valid && recent && position <= place[j])) score = -INFINITY;
+      if (!(valid && recent && position <= place[j])) score = masked;
       if (score > peak[j]) {
         const float fade = EXP(peak[j] - score);
         peak[j] = score;

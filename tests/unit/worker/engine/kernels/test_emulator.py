@@ -120,6 +120,10 @@ FAULTS = {
         "threadgroup float s[2][32]; s[0][i] = x[i]; out[i] = x[i];",
         r"index 32 of 32 in threadgroup memory",
     ),
+    "an infinite number in fast mathematics": (
+        "out[i] = fast::exp(i == 3 ? -INFINITY : x[i]);",
+        r"a fast exponential of -inf",
+    ),
     "a division by zero": ("out[i] = 7 / int(x[i]);", r"divides by zero"),
     "too much threadgroup memory": (
         "threadgroup float s[64][129]; s[i][0] = x[i]; out[i] = 0;",
