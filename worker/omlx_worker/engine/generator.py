@@ -8,10 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_reduce
 from mlx_lm.generate import generate_step, generation_stream
 
 from omlx_worker.engine.ragged.footprint import GeneratorFootprint
+from omlx_worker.engine.ragged.masks import BITS, hold
 from omlx_worker.engine.ragged.sampling import (
     Draw,
     Plan,
@@ -23,9 +25,9 @@ from omlx_worker.engine.ragged.sampling import (
     sample,
 )
 from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.ragged.thinking import after, along, forced, thoughts_of
 from omlx_worker.engine.rows.interface import Size
 from omlx_worker.engine.rows.row import Known, Row
+from omlx_worker.engine.rows.thinking import Thoughts
 
 PREFILL_CHUNK = 512
 """Tokens of a prompt that are read at once."""
@@ -37,19 +39,17 @@ class _RowSampler:
     mlx-lm gives a sampler log-probabilities, but the repetition penalty is of logits, which
     differ by more than a constant once it has scaled them. So `read`, a logits processor that
     changes nothing, keeps the logits of the coming sample.
-
-    Attributes:
-        draws: samples whose tokens the generator has not returned yet, oldest first.
     """
 
     def __init__(self, row: Row) -> None:
-        self.draws: deque[Draw] = deque()
         self._row = row
         self._plan = Plan.of([row.sampling])
         self._params = params([row.sampling], self._plan)
         self._position = row.length
         self._counts: mx.array | None = None
-        self._thoughts = thoughts_of(row) if self._plan.thoughts else None
+        thinking = row.sampling.thinking
+        self._thoughts = Thoughts(thinking, row.generated) if thinking else None
+        self._draws: deque[Draw] = deque()  # that the host has not read, oldest first
         self._logits: mx.array
 
     def read(self, _tokens: mx.array, logits: mx.array) -> mx.array:
@@ -63,17 +63,32 @@ class _RowSampler:
         if self._plan.penalties and self._counts is None:
             self._counts = counts_of(self._row.history, logits.shape[-1])[None, None]
         positions = mx.array([[self._position]], mx.int32)
-        thoughts, params, plan = self._thoughts, self._params, self._plan
-        must = None if thoughts is None else forced(along(thoughts, None, params), params)
-        draw = sample(logits[:, None], positions, self._counts, rows, params, plan, must)
-        self.draws.append(draw)
+        counts, params, plan, allowed = self._counts, self._params, self._plan, self._allowed()
+        draw = sample(logits[:, None], positions, counts, rows, params, plan, allowed)
+        self._draws.append(draw)
         token = draw.tokens[:, 0]
         if self._counts is not None:
             self._counts = self._counts.at[0, 0, token].add(1)
-        if thoughts is not None:
-            self._thoughts = after(thoughts, token, params)
         self._position += 1
         return token
+
+    def _allowed(self) -> mx.array | None:
+        """The mask of the next sample; None where the budget of thinking is far."""
+        if not (self._thoughts and self._thoughts.nears_budget(len(self._draws))):
+            return None
+        mx.async_eval(self._logits)  # before the host waits for the last token
+        unread: list[Any] = [draw.tokens.item() for draw in self._draws]
+        words = -(-self._logits.shape[-1] // BITS)
+        bits = np.full((1 + len(unread), words), -1, np.int32)
+        hold(self._thoughts, unread, bits)
+        return mx.array(bits.view(np.uint32))[None, -1:]
+
+    def sampled(self) -> Sampled:
+        """The oldest sample that was not returned yet. Waits for the device."""
+        sampled = ReadDraw.of(self._draws.popleft().arrays).at(self._row, 0)
+        if self._thoughts:
+            self._thoughts.feed(sampled.token)
+        return sampled
 
 
 class SerialDecoder:
@@ -115,15 +130,16 @@ class SerialDecoder:
     def _steps(self, row: Row) -> Iterator[RowStep]:
         """The steps of a row, each of one token."""
         # Greedy rows need no sampler of their own.
-        plain = Plan.of([row.sampling]) == Plan() and row.sampling.top_logprobs is None
+        sampling = row.sampling
+        asks = sampling.top_logprobs is not None or sampling.thinking is not None
+        plain = Plan.of([sampling]) == Plan() and not asks
         sampler = None if plain else _RowSampler(row)
         left = row.max_tokens - len(row.generated)
         options: dict[str, Any] = {"max_tokens": left, "prefill_step_size": PREFILL_CHUNK}
         if sampler:
             options |= {"sampler": sampler, "logits_processors": [sampler.read]}
         for token, _ in generate_step(mx.array(row.history), self._model, **options):
-            drawn = sampler and ReadDraw.of(sampler.draws.popleft().arrays).at(row, 0)
-            yield RowStep(row.row_id, [drawn or Sampled(token)])
+            yield RowStep(row.row_id, [sampler.sampled() if sampler else Sampled(token)])
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
         for steps in self._running.values():

@@ -31,15 +31,15 @@ from omlx_worker.engine.ragged.lookups import history_length, history_of
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.ragged.sampling import counts_of
 from omlx_worker.engine.ragged.step import Arrays, State
-from omlx_worker.engine.ragged.thinking import thoughts_of
 from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.thinking import Thoughts
 
 SHRINK_AFTER = 32
 """Steps with twice the slots or capacity that rows need before the batch shrinks (hysteresis).
 A larger excess shrinks sooner: eight times the need after a seventh of these steps."""
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "offered", "source")
-_OPTIONAL = {"counts", "weights", "thoughts"}
+_OPTIONAL = {"counts", "weights"}
 _CUT = ("drafts", "weights", "history")
 """Arrays whose second axis differs between batches."""
 
@@ -59,6 +59,7 @@ class BatchRow:
         accepted: drafts of the last step that was read.
         gone: whether it has left for good.
         matcher: of a constrained row; knows the tokens that the host has read.
+        thoughts: likewise of a row whose model marks its thinking.
     """
 
     request: Row
@@ -73,6 +74,7 @@ class BatchRow:
     accepted: int = 0
     gone: bool = False
     matcher: Matcher | None = None
+    thoughts: Thoughts | None = None
 
     @property
     def row_id(self) -> str:
@@ -149,12 +151,12 @@ class Batch:
             state["history"] = history_of(history)
         if row.sampling.penalises:
             state["counts"] = counts_of(history, self._model.vocabulary)[None]
-        if row.sampling.budgets:
-            state["thoughts"] = thoughts_of(row)
         remaining = row.max_tokens - len(row.generated)
         joining = BatchRow(row, history, length, length, remaining, layers, state)
         if row.grammar is not None:
             joining.matcher = Matcher(row.grammar, row.generated)
+        if row.sampling.thinking:
+            joining.thoughts = Thoughts(row.sampling.thinking, row.generated)
         return joining
 
     def _enter(self, joining: Sequence[BatchRow]) -> None:
@@ -244,11 +246,10 @@ class Batch:
             self._slack = 0
 
     def hold_needed(self) -> None:
-        """Hold the arrays of penalties, ratios and budgets only while a row needs them."""
+        """Hold the arrays of penalties and ratios only while a row needs them."""
         state, vocabulary = self.state, self._model.vocabulary
         needed = {name for row in self.rows.values() for name in _needed(row.request.sampling)}
         shapes: dict[str, tuple[int, ...]] = {"counts": (self.slots, vocabulary)}
-        shapes["thoughts"] = (self.slots, 3)
         if "drafts" in state:
             shapes["weights"] = (*state["drafts"].shape, vocabulary)
         for name in _OPTIONAL - needed:
@@ -374,5 +375,5 @@ class Batch:
 def _needed(sampling: Sampling) -> set[str]:
     """The optional arrays that a row needs."""
     weights = sampling.ratio and sampling.temperature > 0
-    needs = {"counts": sampling.penalises, "weights": weights, "thoughts": sampling.budgets}
+    needs = {"counts": sampling.penalises, "weights": weights}
     return {name for name, needed in needs.items() if needed}

@@ -234,7 +234,15 @@ class RaggedDecoder(Batch):
         if self.changed:
             self._replan()
         rows = [(row.slot, row) for row in self.rows.values()]
-        masked = [(slot, row.matcher) for slot, row in rows if row.matcher]
+        matchers = {slot: row.matcher for slot, row in rows if row.matcher}
+        # Tokens of a row, at most, up to the last of its window that the host has not read.
+        unread = width + (landing.width if landing else 0)
+        nearing = {
+            slot: row.thoughts
+            for slot, row in rows
+            if row.thoughts and row.thoughts.nears_budget(unread)
+        }
+        masked = bool(matchers or nearing)
         # In one order: another is another trace.
         state = dict(sorted(self.state.items()))
         if masked:
@@ -246,7 +254,7 @@ class RaggedDecoder(Batch):
             mx.async_eval(hidden, written)
             if landing:
                 self._land(landing)
-            masks = Masks(masked, self.vocabulary)
+            masks = Masks(matchers, nearing, self.vocabulary)
             allowed = masks.fill(state, depth)
         outcome, self.state, written = self._halves.commit(
             self.caches, state, hidden, self._params, self._plan, depth, allowed
@@ -282,8 +290,9 @@ class RaggedDecoder(Batch):
             row.accepted = accepted
             tokens = [each.token for each in sampled]
             row.tokens += tokens
-            if row.matcher:
-                row.matcher.commit(tokens)
+            for follower in (row.matcher, row.thoughts):
+                if follower:
+                    follower.commit(tokens)
             width = flight.width - 1
             landed.append(RowStep(row.row_id, sampled, judged, width, SOURCES[source]))
         flight.landed = landed

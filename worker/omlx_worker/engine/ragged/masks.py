@@ -2,7 +2,8 @@
 
 A matcher follows a row's committed tokens through its grammar. For the places after the first of a
 window it looks ahead along the row's drafts, which are read back from the device. A draft that the
-grammar forbids is never accepted, so places after it need no mask.
+grammar forbids is never accepted, so places after it need no mask. A budget of thinking does the
+same: at the budget the mask is one token.
 
 An ambiguous grammar can take seconds for one token. llguidance's own limits do not end that: they
 count items of its parser, and 20,000 items can take 4 seconds (seen with 1.9.1). So rows are
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +33,7 @@ from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.ragged.timed_threads import TimedThreads
 from omlx_worker.engine.rows.constraints import Grammar
 from omlx_worker.engine.rows.row import SOURCES
+from omlx_worker.engine.rows.thinking import Thoughts
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -167,16 +170,34 @@ class Matcher:
         return found
 
 
+def hold(thoughts: Thoughts, drafts: Sequence[int], bits: NDArray[np.int32]) -> None:
+    """Leave one token in a window's masks ``[W, words]`` wherever the budget of thinking forces it.
+
+    Args:
+        drafts: of the window. Those after one that is not the forced token do not count.
+    """
+    ahead = copy(thoughts)
+    for place, draft in enumerate([*drafts, None]):
+        if (token := ahead.forced) is not None:
+            bits[place] = 0
+            bits.view(np.uint32)[place, token // BITS] = 1 << token % BITS
+        if draft is None or token not in (None, draft):
+            return
+        ahead.feed(draft)
+
+
 class Masks:
     """The masks and forced tokens of one step.
 
     Args:
-        rows: the constrained ones, with their slots.
+        matchers, thoughts: of the rows that are masked in this step, by their slots.
         vocabulary: entries of the model's logits.
     """
 
-    def __init__(self, rows: Sequence[tuple[int, Matcher]], vocabulary: int) -> None:
-        self._rows = rows
+    def __init__(
+        self, matchers: Mapping[int, Matcher], thoughts: Mapping[int, Thoughts], vocabulary: int
+    ) -> None:
+        self._matchers, self._thoughts = matchers, thoughts
         self._vocabulary = vocabulary
         self._forced = mx.array(0)
 
@@ -192,25 +213,30 @@ class Masks:
         """
         drafts = np.array(state["drafts"]) if "drafts" in state else np.zeros((0, 0), np.int32)
         offered = np.array(state["offered"])
-        rows = [(slot, matcher) for slot, matcher in self._rows if not matcher.ended]
-        words = max(-(-matcher.vocabulary // BITS) for _, matcher in self._rows)
-        # One mask for all free rows, then one for each constrained row.
-        bits = np.full((1 + len(rows), 1 + drafts.shape[1], words), -1, np.int32)
+        matchers = {slot: each for slot, each in self._matchers.items() if not each.ended}
+        slots = list(matchers.keys() | self._thoughts.keys())
+        judged = {slot: drafts[slot, : offered[slot]].tolist() for slot in slots if offered[slot]}
+        vocabularies = (matcher.vocabulary for matcher in matchers.values())
+        words = -(-max([self._vocabulary, *vocabularies]) // BITS)
+        # One mask for all free rows, then one for each of the others.
+        bits = np.full((1 + len(slots), 1 + drafts.shape[1], words), -1, np.int32)
+        masks = dict(zip(slots, bits[1:], strict=True))
         runs: dict[int, list[Run]] = {}
 
-        def follow(slot: int, matcher: Matcher, own: NDArray[np.int32]) -> None:
-            judged = drafts[slot, : offered[slot]].tolist() if offered[slot] else []
-            runs[slot] = matcher.follow(judged, own, forces=depth > 0)
+        def follow(slot: int, matcher: Matcher) -> None:
+            runs[slot] = matcher.follow(judged.get(slot, []), masks[slot], forces=depth > 0)
 
-        late = _threads().run(
-            [partial(follow, *row, own) for row, own in zip(rows, bits[1:], strict=True)]
-        )
+        if matchers:
+            late = _threads().run([partial(follow, *row) for row in matchers.items()])
+            for matcher, is_late in zip(matchers.values(), late, strict=True):
+                if is_late:
+                    matcher.give_up()
+        for slot, thoughts in self._thoughts.items():
+            hold(thoughts, judged.get(slot, []), masks[slot])
+        ended = {slot for slot, matcher in self._matchers.items() if matcher.ended}
         chosen = np.zeros(len(offered), np.int32)
-        for index, ((slot, matcher), is_late) in enumerate(zip(rows, late, strict=True), 1):
-            if is_late:
-                matcher.give_up()
-            if not matcher.ended:
-                chosen[slot] = index
+        for index, slot in enumerate(slots, 1):
+            chosen[slot] = 0 if slot in ended else index
         going = {slot: found for slot, found in list(runs.items()) if chosen[slot]}
         self._forced = packed(going, len(offered), depth)
         return mx.array(bits.view(np.uint32))[mx.array(chosen)]
@@ -224,7 +250,8 @@ class Masks:
             ratio: whether a row's drafts are judged by the `ratio` rule.
         """
         vocabulary = self._vocabulary if ratio else 0
-        return force(state, self._forced, limits, depth, vocabulary) if depth else state
+        forces = depth and self._matchers
+        return force(state, self._forced, limits, depth, vocabulary) if forces else state
 
 
 def packed(runs: Mapping[int, Sequence[Run]], slots: int, depth: int) -> mx.array:

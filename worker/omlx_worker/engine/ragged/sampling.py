@@ -23,7 +23,6 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_producer.wire import MAX_TOP_LOGPROBS
-from omlx_worker.engine.ragged.thinking import Forced, thinking_params
 from omlx_worker.engine.rows.row import Row, Sampling
 
 Params = dict[str, mx.array]
@@ -43,7 +42,6 @@ class Plan:
         biases: entries of the longest logit bias, rounded up to a power of two, at least
             `FEWEST_BIASES`.
         ratio: some row's drafts are judged by the ratio rule, so their log-weights are kept.
-        thoughts: some row's thinking has a budget, so thoughts are followed.
     """
 
     noise: bool = False
@@ -51,7 +49,6 @@ class Plan:
     penalties: bool = False
     biases: int = 0
     ratio: bool = False
-    thoughts: bool = False
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], *, drafts: bool = False) -> Plan:
@@ -63,7 +60,6 @@ class Plan:
             penalties=any(row.penalises for row in rows),
             biases=max(FEWEST_BIASES, 1 << (longest - 1).bit_length()) if longest else 0,
             ratio=drafts and any(row.ratio for row in sampled),
-            thoughts=any(row.budgets for row in rows),
         )
 
 
@@ -163,8 +159,6 @@ def params(rows: Sequence[Sampling], plan: Plan) -> Params:
         out["repetition"] = column([row.repetition_penalty for row in rows])
         out["presence"] = column([row.presence_penalty for row in rows])
         out["frequency"] = column([row.frequency_penalty for row in rows])
-    if plan.thoughts:
-        out |= thinking_params(rows)
     if plan.biases:
         entries = [list(row.logit_bias.items()) for row in rows]
         padded = [pairs + [(0, 0.0)] * (plan.biases - len(pairs)) for pairs in entries]
@@ -199,7 +193,6 @@ def distribution(
     params: Params,
     plan: Plan,
     allowed: mx.array | None = None,
-    forced: Forced | None = None,
 ) -> Distribution:
     """The distribution that logits ``[S, W, V]`` give each row.
 
@@ -209,7 +202,6 @@ def distribution(
         params: from `params`, for the same plan.
         allowed: ``[S, W, ceil(V / 32)]`` uint32, a set bit for each token that may be sampled, the
             lowest first; None for all.
-        forced: where one token must come, whatever else is allowed.
     """
     if plan.biases or plan.penalties:
         logits = logits.astype(mx.float32)
@@ -223,9 +215,6 @@ def distribution(
         logits = _penalise(logits, counts, params)
     if allowed is not None:
         logits = mx.where(_expanded(allowed, logits.shape[-1]), logits, -mx.inf)
-    if forced is not None:
-        alone = mx.where(mx.arange(logits.shape[-1]) == forced.tokens[..., None], 0.0, -mx.inf)
-        logits = mx.where(forced.here[..., None], alone.astype(logits.dtype), logits)
     if not plan.noise:
         return Distribution(logits, None)
     kept = logprobs_of(logits)
@@ -322,10 +311,10 @@ def sample(
     rows: Sequence[Sampling],
     params: Params,
     plan: Plan,
-    forced: Forced | None = None,
+    allowed: mx.array | None = None,
 ) -> Draw:
     """Sample a token at every window position of every row; see `distribution` and `noise`."""
-    target = distribution(logits, counts, params, plan, forced=forced)
+    target = distribution(logits, counts, params, plan, allowed)
     drawn = noise(params["keys"], positions, logits.shape[-1]) if plan.noise else None
     return report(target.logits, target.pick(drawn), rows)
 

@@ -15,7 +15,6 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
 ``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
-``thoughts``      ``[S, 3]``, see `omlx_worker.engine.ragged.thinking`; only with budgets there
 ``history``       see `omlx_worker.engine.ragged.lookups`; only if drafts are looked up
 
 Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
@@ -35,7 +34,6 @@ from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged import thinking
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
 from omlx_worker.engine.ragged.sampling import Params, Plan, Sampled, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
@@ -228,12 +226,7 @@ def commit(
 
     counts = state.get("counts")
     counted = None if counts is None else _counts_along(counts, tokens)
-    thoughts = state.get("thoughts")
-    before = None
-    if thoughts is not None:
-        before = thinking.along(thoughts, state.get("drafts"), params)
-    must = None if before is None else thinking.forced(before, params)
-    target = distribution(model.logits(hidden), counted, params, plan, allowed, must)
+    target = distribution(model.logits(hidden), counted, params, plan, allowed)
     positions = cursors[:, None] + mx.arange(1, width + 1)
     offered = state["offered"]
     emitted, accepted = judge(target, drafts, offered, positions, params, plan)
@@ -251,9 +244,6 @@ def commit(
         rows = mx.arange(counts.shape[0])[:, None]
         committed = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)
         counts = after["counts"] = counts.at[rows, emitted].add(committed)
-    if before is not None:
-        last = mx.take_along_axis(before, accepted[:, None, None], axis=1)[:, 0]
-        after["thoughts"] = thinking.after(last, pending, params)
     following = mx.concatenate([tokens[:, :1], emitted], axis=1)
     shortest = BEFORE_OWN if own else SHORTEST
     own = min(own, depth)

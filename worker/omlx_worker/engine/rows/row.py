@@ -53,11 +53,6 @@ class Sampling:
     thinking: Thinking | None = None
 
     @property
-    def budgets(self) -> bool:
-        """Whether its thinking has a budget."""
-        return self.thinking is not None and self.thinking.budget is not None
-
-    @property
     def penalises(self) -> bool:
         return (
             self.repetition_penalty != 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -22,9 +23,10 @@ class Thinking:
 
 
 class Thoughts:
-    """Follows the thinking of one row, token by token.
+    """Follows the thinking of one row, token by token, and holds it to its budget.
 
-    `omlx_worker.engine.ragged.thinking` does the same on the device.
+    All of it follows from the row's own tokens. So the end marker comes at one place in any
+    company, at any depth and after any crash.
 
     Attributes:
         on: whether the row thinks now.
@@ -32,10 +34,16 @@ class Thoughts:
         matched: how many tokens of the next marker the last tokens are.
     """
 
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: Thinking, generated: Iterable[int] = ()) -> None:
         self._thinking = thinking
         self.on = thinking.begun
         self.tokens = self.matched = 0
+        self.commit(generated)
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Take the row's next tokens."""
+        for token in tokens:
+            self.feed(token)
 
     def feed(self, token: int) -> None:
         marker = self._thinking.end if self.on else self._thinking.start
@@ -45,3 +53,13 @@ class Thoughts:
         if self.matched == len(marker):
             self.tokens -= len(marker) * self.on
             self.on, self.matched = not self.on, 0
+
+    @property
+    def forced(self) -> int | None:
+        """The only token that may come next: one of the end marker, at the budget; None for any."""
+        return self._thinking.end[self.matched] if self.on and self.nears_budget(0) else None
+
+    def nears_budget(self, tokens: int) -> bool:
+        """Whether a token may be forced once so many more have come."""
+        budget = self._thinking.budget
+        return budget is not None and self.tokens + tokens >= budget
