@@ -11,8 +11,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.wire import FunctionCall, FunctionDefinition
-from omlx_worker.engine.rows.tools.objects import ObjectReader
-from omlx_worker.engine.rows.tools.pairs import PairReader
+from omlx_worker.engine.rows.tools.exact import ExactReader
 from omlx_worker.engine.rows.tools.parameters import Parameter, parameters_of, simplified
 from omlx_worker.engine.rows.tools.syntax import family_of, syntax_of
 
@@ -50,11 +49,8 @@ class CallReader:
     ) -> None:
         self._family = family_of(tokenizer) or ""
         syntax = syntax_of(tokenizer)
-        self._exact: PairReader | ObjectReader | None = None
-        if syntax and syntax.pairs and syntax.pairs.raw:
-            self._exact = PairReader(syntax, functions)
-        elif syntax and not (syntax.pairs or syntax.bare):
-            self._exact = ObjectReader(syntax, functions)
+        self._exact = ExactReader(syntax, functions) if syntax and syntax.is_exact else None
+        self._in_pairs = syntax is not None and syntax.pairs is not None
         self._ends = syntax is not None and bool(syntax.after.strip())
         self._end = tokenizer.tool_call_end or ""
         # Where a call has no end marker, the next one's start ends it.
@@ -127,7 +123,7 @@ class CallReader:
                 return list(self._exact.read(text))
         if self._takes_long(text):
             raise ValueError("it takes too long to read")
-        if isinstance(self._exact, PairReader):
+        if self._exact and self._in_pairs:
             return [self._paired(*each) for each in self._exact.functions(text)]
         found = self._parser(text, self._tools)
         return found if isinstance(found, list) else [found]

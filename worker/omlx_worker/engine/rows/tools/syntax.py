@@ -51,6 +51,11 @@ class Syntax:
         """Whether a call has no marker: it is a whole text that begins with a brace."""
         return not self.start
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether what the grammar takes can be read back without loss."""
+        return self.pairs.raw if self.pairs else not self.bare
+
 
 _WRITTEN = {
     "json_tools": Syntax('\n{"name": "{name}", "arguments": ', "}\n"),
