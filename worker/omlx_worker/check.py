@@ -35,18 +35,18 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
     return {
         "model": settings.model,
         "family": engine.family,
-        "engine": engine.decoder,
-        "reason": engine.reason,
-        "slow": list(engine.slow),
+        "engine": engine.decoder.name,
+        "reason": engine.decoder.reason,
+        "slow": list(engine.decoder.slow),
         "drafts_by": engine.drafters,
         "draft_depth": engine.max_depth,
         "no_drafts_because": _objection(settings, engine),
         "head": engine.head,
         "head_hint": engine.head_hint,
         "weights": engine.weight_bytes,
-        "token": engine.row_bytes.token,
-        "sliding": engine.row_bytes.sliding,
-        "state": engine.row_bytes.state,
+        "token": engine.decoder.row_bytes.token,
+        "sliding": engine.decoder.row_bytes.sliding,
+        "state": engine.decoder.row_bytes.state,
         "context": engine.info.context_length,
         "memory_limit": limit,
         "rows": min(_rows(engine, limit), most),
@@ -89,8 +89,8 @@ def described(found: Mapping[str, Any]) -> str:
 def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
     if engine.max_depth:
         return None
-    if engine.reason:
-        return f"{engine.decoder} has no drafts"
+    if engine.decoder.reason:
+        return f"{engine.decoder.name} has no drafts"
     if settings.fixed_shapes and settings.mode == "auto":
         return "with --fixed-shapes only --mode mtp drafts"
     if not settings.depth:
@@ -102,7 +102,7 @@ def _rows(engine: DecodingEngine, limit: int) -> int:
     """How many rows of the full context fit, one of which is still reading its prompt."""
     memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for, held_back)
     context = engine.info.context_length
-    most = 1 if engine.decoder == SerialDecoder.name else MOST_ROWS
+    most = 1 if isinstance(engine.decoder, SerialDecoder) else MOST_ROWS
 
     def too_many(rows: int) -> bool:
         return not memory.fits([(context, context), *[(0, context)] * (rows - 1)])

@@ -22,9 +22,8 @@ from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
-from omlx_worker.engine.rows.row import Emission, Row, Sampling
+from omlx_worker.engine.rows.row import Emission, Row, RowStep, Sampling
 
 FOREVER = 1 << 30
 """Token limit of a row; the end of a lap removes the row."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -20,68 +19,20 @@ from omlx_producer.wire import (
     PromptLogprob,
     TokenLogprob,
 )
+from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.contest import HERE, Contest
-from omlx_worker.engine.ragged.footprint import RowBytes, budget, keep_within
-from omlx_worker.engine.ragged.sampling import Sampled, Scored
-from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.footprint import budget, keep_within
 from omlx_worker.engine.rows.constraints import TOO_SLOW
-from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Rows, Size
-from omlx_worker.engine.rows.prompts import Prompter
-from omlx_worker.engine.rows.row import Emission, Known, Row, Said
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Size
+from omlx_worker.engine.rows.row import Emission, Known, Row, RowStep, Said, Sampled, Scored
 from omlx_worker.engine.rows.text import RowText, bytes_of_tokens, decode_faithfully
 
 log = logging.getLogger(__name__)
 
 
-class Decoder(Rows, Protocol):
-    """Rows to tokens: the ragged batch, or mlx-lm's loop for any other model."""
-
-    name: str
-    """``ragged batch``, or mlx-lm's ``generate_step``."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why this is a loop of mlx-lm's, after "because"; None for the ragged batch."""
-        ...
-
-    @property
-    def max_depth(self) -> int:
-        """See `Engine.max_depth`."""
-        ...
-
-    @property
-    def own_depth(self) -> int:
-        """See `Engine.own_depth`."""
-        ...
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether drafts are looked up."""
-        ...
-
-    @property
-    def slow(self) -> Sequence[str]:
-        """See `RaggedModel.slow`."""
-        ...
-
-    @property
-    def row_bytes(self) -> RowBytes: ...
-
-    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
-        """Like `Engine.step`, in tokens."""
-        ...
-
-    def take_scores(self) -> dict[str, list[Scored]]:
-        """The scores of the prompts that have been read since the last call, by rows."""
-        ...
-
-    def finish(self, row_id: str) -> None:
-        """Drop a row whose text has ended, and keep it for prompts that begin with it."""
-        ...
-
-    def close(self) -> None:
-        """Write what waits to be written to files."""
-        ...
+Decoder = RaggedDecoder | SerialDecoder
+"""Rows to tokens. What both have is as in `Engine`, but that their `step` returns tokens."""
 
 
 class DecodingEngine:
@@ -89,15 +40,12 @@ class DecodingEngine:
 
     Args:
         family: of the model, as mlx-lm names it.
-        prompters: so many requests can be prepared at the same time.
+        prepare: see `Engine`.
         draft_model: its name, if one drafts.
         repeats: whether the tokens of an interrupted row are decoded again rather than read,
             because fixed shapes round them so.
 
     Attributes:
-        decoder: see `Decoder.name`.
-        reason, slow: see `Decoder`.
-        drafters: see `Engine`.
         head: where the MTP head that drafts came from; None if none does.
         head_hint: how to get the one that the model's files lack; None if they lack none.
         contest: decides which kernels run.
@@ -112,7 +60,7 @@ class DecodingEngine:
         family: str,
         decoder: Decoder,
         tokenizer: TokenizerWrapper,
-        prompters: Sequence[Prompter],
+        prepare: Callable[[GenerationRequest, str], list[Row]],
         info: ModelInfo,
         max_rows: int,
         draft_model: str | None = None,
@@ -121,36 +69,24 @@ class DecodingEngine:
     ) -> None:
         decode_faithfully(tokenizer)
         self.family = family
-        self._decoder = decoder
+        self.decoder = decoder
+        self.prepare = prepare
         self._tokenizer = tokenizer
         self._bytes_of = bytes_of_tokens(tokenizer)
-        self._prompters: SimpleQueue[Prompter] = SimpleQueue()
-        for prompter in prompters:
-            self._prompters.put(prompter)
         self.info = info
         self.max_rows = max_rows
-        self.decoder, self.reason = decoder.name, decoder.reason
         self.max_depth, self.own_depth = decoder.max_depth, decoder.own_depth
         own = f"draft model {draft_model}" if draft_model else "MTP head"
         by = [own] if decoder.own_depth else []
         self.drafters = ", ".join([*by, "lookup"] if decoder.looks_up else by) or None
-        self.shares = decoder.shares
-        self.pads, self.slow = decoder.pads, decoder.slow
-        self.weight_bytes, self.row_bytes = decoder.weight_bytes, decoder.row_bytes
-        self.memory_budget = budget()
+        self.shares, self.pads = decoder.shares, decoder.pads
+        self.weight_bytes, self.memory_budget = decoder.weight_bytes, budget()
         self._repeats = repeats
         self._again: dict[str, list[int]] = {}
         self._rows: dict[str, tuple[Row, RowText]] = {}
         self._ended: dict[str, Emission] = {}
         # Of rows that an interrupted run has ended, but whose prompts it had scored.
         self._finish_reasons: dict[str, FinishReason] = {}
-
-    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
-        prompter = self._prompters.get()
-        try:
-            return prompter.rows(request, job_id)
-        finally:
-            self._prompters.put(prompter)
 
     def text_of(self, row: Row) -> Said:
         text = RowText(row, self._tokenizer)
@@ -159,15 +95,15 @@ class DecodingEngine:
 
     @property
     def slots(self) -> int:
-        return self._decoder.slots
+        return self.decoder.slots
 
     @property
     def traces(self) -> int:
-        return self._decoder.traces
+        return self.decoder.traces
 
     @property
     def changes(self) -> int:
-        return self._decoder.changes
+        return self.decoder.changes
 
     @property
     def contests(self) -> int:
@@ -185,7 +121,7 @@ class DecodingEngine:
             if finish_reason is not None and row.prompt_logprobs is not None:
                 self._rows[row.row_id] = (row, text)
                 self._finish_reasons[row.row_id] = finish_reason
-                return self._decoder.add(replace(row, generated=(), max_tokens=0))
+                return self.decoder.add(replace(row, generated=(), max_tokens=0))
             if finish_reason is not None:
                 logprobs = self._describe(row, [])
                 thought = text.reasoning_tokens
@@ -198,18 +134,18 @@ class DecodingEngine:
         self._rows[row.row_id] = (row, text)
         if again := row.generated[read:]:
             self._again[row.row_id] = list(again)
-        return self._decoder.add(replace(row, generated=row.generated[:read]))
+        return self.decoder.add(replace(row, generated=row.generated[:read]))
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}
         kept = [row_id for row_id in keep if row_id in running]
-        left = self._decoder.prefill(running, kept) if running else {}
+        left = self.decoder.prefill(running, kept) if running else {}
         left |= {id_: n + len(self._again.get(id_, ())) for id_, n in left.items() if n}
         return dict.fromkeys(tokens, 0) | left
 
     def scored(self) -> list[Emission]:
         emissions = []
-        for row_id, scores in self._decoder.take_scores().items():
+        for row_id, scores in self.decoder.take_scores().items():
             row, _ = self._rows[row_id]
             reason = self._finish_reasons.pop(row_id, None if row.max_tokens else "length")
             if reason is not None:
@@ -219,12 +155,12 @@ class DecodingEngine:
         return emissions
 
     def limit_prefixes(self, room: int) -> None:
-        self._decoder.limit_prefixes(room)
+        self.decoder.limit_prefixes(room)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         ended = list(self._ended.values())
         self._ended.clear()
-        steps = [step for step in self._decoder.step(depths) if step.row_id in self._rows]
+        steps = [step for step in self.decoder.step(depths) if step.row_id in self._rows]
         if self._again:
             steps = [new for step in steps if (new := self._without_repeats(step))]
         return ended + [self._emit(*self._rows[step.row_id], step) for step in steps]
@@ -242,9 +178,9 @@ class DecodingEngine:
                 row_id,
             )
             row, _ = self._rows[row_id]
-            self._decoder.remove(row_id)
-            self._decoder.add(row)
-            while self._decoder.prefill({row_id: LONGEST_CHUNK})[row_id]:
+            self.decoder.remove(row_id)
+            self.decoder.add(row)
+            while self.decoder.prefill({row_id: LONGEST_CHUNK})[row_id]:
                 pass
             return None
         if rest := again[count:]:
@@ -253,33 +189,33 @@ class DecodingEngine:
         return replace(step, tokens=fresh) if fresh or step.cut else None
 
     def suspend(self, row_id: str) -> bool:
-        return row_id in self._rows and self._decoder.suspend(row_id)
+        return row_id in self._rows and self.decoder.suspend(row_id)
 
     def resume(self, row_id: str) -> None:
-        self._decoder.resume(row_id)
+        self.decoder.resume(row_id)
 
     def suspended_bytes(self, row_id: str) -> int:
-        return self._decoder.suspended_bytes(row_id)
+        return self.decoder.suspended_bytes(row_id)
 
     def keep_within(self, limit: int) -> None:
         keep_within(limit)
 
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
-        return self._decoder.bytes_for(rows, alone=alone)
+        return self.decoder.bytes_for(rows, alone=alone)
 
     def remove(self, row_id: str) -> None:
         self._ended.pop(row_id, None)
         self._finish_reasons.pop(row_id, None)
         self._again.pop(row_id, None)
         if self._rows.pop(row_id, None) is not None:
-            self._decoder.remove(row_id)
+            self.decoder.remove(row_id)
 
     def wait(self) -> None:
-        self._decoder.wait()
+        self.decoder.wait()
 
     def close(self) -> None:
-        self._decoder.close()
-        del self._decoder
+        self.decoder.close()
+        del self.decoder
         self._rows.clear()
         self._again.clear()
         self._ended.clear()
@@ -310,7 +246,7 @@ class DecodingEngine:
         if finish_reason is not None or rejoins:
             del self._rows[row.row_id]
             self._again.pop(row.row_id, None)
-            self._decoder.finish(row.row_id)
+            self.decoder.finish(row.row_id)
         return Emission(
             row_id=row.row_id,
             tokens=[sampled.token for sampled in kept],

@@ -18,15 +18,12 @@ from omlx_worker.engine.ragged.sampling import (
     Draw,
     Plan,
     ReadDraw,
-    Sampled,
-    Scored,
     counts_of,
     params,
     sample,
 )
-from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.interface import Size
-from omlx_worker.engine.rows.row import Known, Row
+from omlx_worker.engine.rows.row import Known, Row, RowStep, Sampled, Scored
 from omlx_worker.engine.rows.thinking import Thoughts
 
 PREFILL_CHUNK = 512

@@ -17,10 +17,8 @@ from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading import loader
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.masks import Matcher
-from omlx_worker.engine.ragged.sampling import Sampled
-from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.interface import ModelError
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.row import Emission, RowStep, Sampled
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import write_family, write_llama, write_qwen
 
@@ -177,7 +175,7 @@ def test_penalised_rows_see_prompt_and_every_generated_token_once(engine: Decodi
         ignore_eos=True,
     )
     [prepared] = engine.prepare(request, "job")
-    network = engine._decoder._model._text  # type: ignore[attr-defined]
+    network = engine.decoder._model._text  # type: ignore[attr-defined]
     history = list(prepared.prompt)
     for _ in range(24):
         logits = network(mx.array([history]))[0, -1].tolist()
@@ -293,7 +291,7 @@ def test_a_row_ends_inside_the_accepted_drafts_of_a_step(
     )
     engine.add(row)
     drafted = RowStep(row.row_id, [*map(Sampled, tokens)], drafted=4, step_depth=4)
-    monkeypatch.setattr(engine._decoder, "step", lambda _: [drafted])
+    monkeypatch.setattr(engine.decoder, "step", lambda _: [drafted])
 
     [emission] = engine.step()
 

@@ -15,8 +15,7 @@ from omlx_worker.engine import generator
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.loading.loader import load_engine
-from omlx_worker.engine.ragged.sampling import Sampled
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.row import Sampled, Sampling
 from tests.helpers.decoding import Loaded, row, run
 
 PROMPTS = ([5, 6, 7], [9], list(range(40, 75)), [250, 3])

@@ -51,7 +51,7 @@ def test_a_checkpoint_without_a_ragged_form_gives_mlx_lms_own_text(
         engine = load_engine(str(folder), max_rows=4)
     network, _, _ = load(folder)
     assert "one row at a time on mlx-lm's generate_step, slowly and without drafts" in caplog.text
-    assert (engine.decoder, engine.max_rows, engine.max_depth) == ("generate_step", 1, 0)
+    assert (engine.decoder.name, engine.max_rows, engine.max_depth) == ("generate_step", 1, 0)
 
     got: dict[str, list[int]] = {}
     for name, tokens in PROMPTS.items():

@@ -34,7 +34,7 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError
-from omlx_worker.engine.rows.prompts import Prompter, sampling_defaults
+from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
 
@@ -118,7 +118,7 @@ def load_engine(
         grammars = Grammars(tokenizer, vocabulary)
     else:
         vocabulary = config.get("text_config", config).get("vocab_size") or len(tokenizer)
-    prompters = [
+    prompters = Prompters(
         Prompter(
             tokenizer,
             info,
@@ -130,15 +130,15 @@ def load_engine(
             thinking_budget=thinking_budget,
         )
         for _ in range(PREPARED_AT_ONCE)
-    ]
+    )
     family = config["model_type"]
     if isinstance(decoder, SerialDecoder):
         max_rows = 1
     engine = DecodingEngine(
-        family, decoder, tokenizer, prompters, info, max_rows, draft_model, repeats=fixed
+        family, decoder, tokenizer, prompters.rows, info, max_rows, draft_model, repeats=fixed
     )
     engine.contest = contest
-    if depth and not draft_model and not engine.reason:
+    if depth and not draft_model and not decoder.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
         engine.head_hint = head_hint(network, model, path)
     return engine

@@ -30,13 +30,12 @@ from omlx_worker.engine.ragged.sampling import (
     Params,
     Plan,
     ReadDraw,
-    Scored,
     params,
     report,
 )
-from omlx_worker.engine.ragged.step import Cut, Halves, RowStep, cut, fit
+from omlx_worker.engine.ragged.step import Halves, cut, fit
 from omlx_worker.engine.rows.interface import FIXED_CHUNK, Size
-from omlx_worker.engine.rows.row import SOURCES, Known, Row, Sampling
+from omlx_worker.engine.rows.row import SOURCES, Cut, Known, Row, RowStep, Sampling, Scored
 
 
 @dataclass(slots=True)

@@ -136,7 +136,7 @@ class Footprint:
         return RowBytes(token, sum(size * ring for size, ring in self._layers), self._state)
 
     def of_rows(self, rows: Sequence[Size], layout: Layout | None) -> int:
-        """See `omlx_worker.engine.rows.interface.Rows.bytes_for`.
+        """See `omlx_worker.engine.rows.interface.Engine.bytes_for`.
 
         Args:
             layout: of the batch that they join; None for a new one.
@@ -204,7 +204,7 @@ class GeneratorFootprint:
         return RowBytes(self._growth // int(KVCache.step), 0, self._fixed)
 
     def of_rows(self, rows: Sequence[Size]) -> int:
-        """See `omlx_worker.engine.rows.interface.Rows.bytes_for`."""
+        """See `omlx_worker.engine.rows.interface.Engine.bytes_for`."""
         longest = max((tokens for _, tokens, *_ in rows), default=0)
         return 2 * (self._fixed + (1 + -(-longest // int(KVCache.step))) * self._growth)
 

@@ -22,8 +22,8 @@ from omlx_worker.engine.caches.layout import Layout, Seat, capacity_for, pages_f
 from omlx_worker.engine.kernels.window import PAGE, Window, own_pages
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.prefix_arrays import Layers
-from omlx_worker.engine.ragged.sampling import Scored, score
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.ragged.sampling import score
+from omlx_worker.engine.rows.row import Row, Scored
 
 MOST_POSITIONS = 1 << 16
 """Most positions of rows that are read together."""

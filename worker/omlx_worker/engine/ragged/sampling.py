@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_producer.wire import MAX_TOP_LOGPROBS
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampled, Sampling, Scored
 
 Params = dict[str, mx.array]
 
@@ -83,26 +83,6 @@ class Draw:
     def arrays(self) -> list[mx.array]:
         parts = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
         return [part for part in parts if part is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A token of one row; log-probabilities where the row asked for them."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Scored(Sampled):
-    """A token of a prompt.
-
-    Attributes:
-        rank: 1 for the likeliest token.
-    """
-
-    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True)

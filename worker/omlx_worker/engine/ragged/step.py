@@ -24,9 +24,9 @@ that any later step may draft.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -35,9 +35,9 @@ from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
-from omlx_worker.engine.ragged.sampling import Params, Plan, Sampled, distribution
+from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
-from omlx_worker.engine.rows.row import Source
+from omlx_worker.engine.rows.row import Cut, RowStep
 
 MOST_STEPS = 48
 """Compiled steps that are kept; the least recently used go.
@@ -51,7 +51,6 @@ _OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
-Cut = Literal["failed", "slow"]
 
 
 class Outcome(NamedTuple):
@@ -67,41 +66,6 @@ class Outcome(NamedTuple):
     verdicts: mx.array
     tokens: mx.array
     logits: mx.array
-
-
-@dataclass(frozen=True, slots=True)
-class RowStep:
-    """What one step added to one row.
-
-    Attributes:
-        tokens: committed tokens: the accepted drafts and the one after them.
-        drafted: drafts that were judged for the row.
-        step_depth: the most drafts that the step could judge for any row.
-        source: see `omlx_worker.engine.rows.row.Emission`.
-        cut: why the row ends here, if its constraint cannot be followed any further: its text
-            has ``failed`` to match, or the constraint is too ``slow`` to follow.
-    """
-
-    row_id: str
-    tokens: list[Sampled]
-    drafted: int = 0
-    step_depth: int = 0
-    source: Source = "model"
-    cut: Cut | None = None
-
-    @property
-    def accepted(self) -> int:
-        return max(0, len(self.tokens) - 1)
-
-    @property
-    def draft_fields(self) -> dict[str, Any]:
-        """The fields of an `omlx_worker.engine.rows.row.Emission` about drafts."""
-        return {
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "step_depth": self.step_depth,
-            "source": self.source,
-        }
 
 
 class Halves:

@@ -17,7 +17,7 @@ PREPARED_AT_ONCE = 2
 """Requests that are prepared at the same time."""
 
 LONGEST_CHUNK = 2048
-"""Tokens of a row that one `Rows.prefill` reads, at most."""
+"""Tokens of a row that one `Engine.prefill` reads, at most."""
 
 
 Size = tuple[int, ...]
@@ -32,11 +32,33 @@ class ModelError(Exception):
     """A model that cannot be loaded. The message is one sentence for the user."""
 
 
-class Rows(Protocol):
-    """The part of the interface that an engine shares with its decoder.
+class Engine(Protocol):
+    """A model that decodes many rows at once.
 
-    Only `bytes_for` may be called from any thread.
+    Only `prepare`, `text_of` and `bytes_for` may be called from any thread.
+
+    Attributes:
+        info: the model's name and limits.
+        max_rows: how many rows may be added at the same time.
+        max_depth: how many tokens a step can draft for a row; 0 if nothing drafts.
+        own_depth: how many of them the model or its draft model makes; the others are looked up.
+        drafters: ``MTP head``, ``draft model`` with its name, ``lookup``, a comma between two, or
+            None.
+        shares: whether there is a prefix cache, which keeps beginnings of prompts for other rows.
+        pads: whether as many tokens of each row are computed as of the longest, padded.
+        weight_bytes: of the model's weights.
+        memory_budget: bytes that weights and rows may take together on this device.
     """
+
+    info: ModelInfo
+    max_rows: int
+    max_depth: int
+    own_depth: int
+    drafters: str | None
+    shares: bool
+    pads: bool
+    weight_bytes: int
+    memory_budget: int
 
     @property
     def slots(self) -> int:
@@ -54,13 +76,42 @@ class Rows(Protocol):
         ...
 
     @property
-    def shares(self) -> bool:
-        """Whether there is a prefix cache, which keeps beginnings of prompts for other rows."""
+    def contests(self) -> int:
+        """How often forms of a kernel were compared so far."""
         ...
 
-    @property
-    def pads(self) -> bool:
-        """Whether as many tokens of each row are computed as of the longest, padded."""
+    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
+
+        Raises:
+            InvalidRequest: when this model can never serve it.
+        """
+        ...
+
+    def text_of(self, row: Row) -> Said:
+        """The text that a row's ``generated`` tokens have made final. From any thread."""
+        ...
+
+    def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
+        """The most bytes that rows take while they decode together, without the weights.
+
+        Included are bodies rounded up to their buckets, empty slots, and the copies that exist
+        while a batch grows, for every order in which rows grow and leave. Suspended rows are not
+        included, nor are intermediate results of a prefill chunk: `memory_budget` leaves room
+        for those.
+
+        Args:
+            rows: their sizes.
+            alone: count a new batch. By default rows are in the present batch, whose slots and
+                bodies stay for a while after rows have left.
+        """
+        ...
+
+    def keep_within(self, limit: int) -> None:
+        """Limit the memory of weights, rows and buffers kept for reuse to ``limit`` bytes.
+
+        Called once, before any row is added. No allocation fails because of it.
+        """
         ...
 
     def add(self, row: Row) -> Known:
@@ -81,12 +132,30 @@ class Rows(Protocol):
 
         Returns:
             How many of each row's `Row.length` tokens are left to read; at 0 the row decodes
-            from the next step, and `Engine.scored` has the scores of its prompt.
+            from the next step, and `scored` has the scores of its prompt.
+        """
+        ...
+
+    def scored(self) -> list[Emission]:
+        """The log-probabilities of the prompts that were read since the last call.
+
+        A row that asks for no tokens, or has had them all, ends with them.
         """
         ...
 
     def limit_prefixes(self, room: int) -> None:
         """Let the prefix cache take no more than ``room`` bytes until the next call."""
+        ...
+
+    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+        """Run one decode step for all rows whose prompts are read.
+
+        Args:
+            depths: how many tokens to draft for each row, for a later step to judge; rows not
+                named get their limit. None keeps those of the last step.
+
+        Emissions may lag one step behind. Rows whose finish reason is set have left.
+        """
         ...
 
     def suspend(self, row_id: str) -> bool:
@@ -113,30 +182,6 @@ class Rows(Protocol):
         """The memory that a suspended row holds; 0 for any other."""
         ...
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the model's weights."""
-        ...
-
-    def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
-        """The most bytes that rows take while they decode together, without the weights.
-
-        Included are bodies rounded up to their buckets, empty slots, and the copies that exist
-        while a batch grows, for every order in which rows grow and leave. Suspended rows are not
-        included, nor are intermediate results of a prefill chunk: `memory_budget` leaves room
-        for those.
-
-        Args:
-            rows: their sizes.
-            alone: count a new batch. By default rows are in the present batch, whose slots and
-                bodies stay for a while after rows have left.
-        """
-        ...
-
-    def wait(self) -> None:
-        """Wait until the device has done all that was asked of it, the step in flight too."""
-        ...
-
     def remove(self, row_id: str) -> None:
         """Drop a row at any point, suspended or not; unknown ids are ignored.
 
@@ -144,83 +189,8 @@ class Rows(Protocol):
         """
         ...
 
-
-class Engine(Rows, Protocol):
-    """A model that decodes many rows at once.
-
-    Only `prepare`, `text_of` and `bytes_for` may be called from any thread.
-    """
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model's name and limits."""
-        ...
-
-    @property
-    def max_rows(self) -> int:
-        """How many rows may be added at the same time."""
-        ...
-
-    @property
-    def max_depth(self) -> int:
-        """How many tokens a step can draft for a row; 0 if nothing drafts."""
-        ...
-
-    @property
-    def own_depth(self) -> int:
-        """How many of them the model or its draft model makes; the others are looked up."""
-        ...
-
-    @property
-    def contests(self) -> int:
-        """How often forms of a kernel were compared so far."""
-        ...
-
-    @property
-    def drafters(self) -> str | None:
-        """``MTP head``, ``draft model`` with its name, ``lookup``, a comma between two, or None."""
-        ...
-
-    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
-        """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
-
-        Raises:
-            InvalidRequest: when this model can never serve it.
-        """
-        ...
-
-    def text_of(self, row: Row) -> Said:
-        """The text that a row's ``generated`` tokens have made final. From any thread."""
-        ...
-
-    def scored(self) -> list[Emission]:
-        """The log-probabilities of the prompts that were read since the last call.
-
-        A row that asks for no tokens, or has had them all, ends with them.
-        """
-        ...
-
-    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
-        """Run one decode step for all rows whose prompts are read.
-
-        Args:
-            depths: how many tokens to draft for each row, for a later step to judge; rows not
-                named get their limit. None keeps those of the last step.
-
-        Emissions may lag one step behind. Rows whose finish reason is set have left.
-        """
-        ...
-
-    @property
-    def memory_budget(self) -> int:
-        """Bytes that weights and rows may take together on this device."""
-        ...
-
-    def keep_within(self, limit: int) -> None:
-        """Limit the memory of weights, rows and buffers kept for reuse to ``limit`` bytes.
-
-        Called once, before any row is added. No allocation fails because of it.
-        """
+    def wait(self) -> None:
+        """Wait until the device has done all that was asked of it, the step in flight too."""
         ...
 
     def close(self) -> None:

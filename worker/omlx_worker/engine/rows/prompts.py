@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Iterable
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -235,6 +237,23 @@ class Prompter:
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             thinking=thinking,
         )
+
+
+class Prompters:
+    """Prompters for as many threads: each request gets one that no other has."""
+
+    def __init__(self, prompters: Iterable[Prompter]) -> None:
+        self._free: SimpleQueue[Prompter] = SimpleQueue()
+        for prompter in prompters:
+            self._free.put(prompter)
+
+    def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        """See `Prompter.rows`. From any thread; waits until a prompter is free."""
+        prompter = self._free.get()
+        try:
+            return prompter.rows(request, job_id)
+        finally:
+            self._free.put(prompter)
 
 
 def _field_of(request: GenerationRequest, constraint: Constraint | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import FinishReason, PromptLogprob, RepetitionDetection, TokenLogprob
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Source = Literal["model", "lookup", "grammar"]
 """Who drafts: the model itself by its head or draft model, a lookup in its own text, or a grammar
 that leaves one way to go on."""
+
+Cut = Literal["failed", "slow"]
 
 SOURCES: tuple[Source, ...] = ("model", "lookup", "grammar")
 
@@ -127,7 +129,7 @@ class Row:
         return len(self.prompt) + self.max_tokens
 
     def size(self, to_read: int) -> tuple[int, ...]:
-        """What it asks of memory, with these tokens left to read; see `Rows.bytes_for`."""
+        """What it asks of memory, with these tokens left to read; see `Engine.bytes_for`."""
         scores = () if self.prompt_logprobs is None else (1,)
         return (to_read, self.longest, *scores)
 
@@ -149,6 +151,61 @@ class Said(NamedTuple):
 
     text: str
     marks: Sequence[Mark] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token of one row; log-probabilities where the row asked for them."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Sampled):
+    """A token of a prompt.
+
+    Attributes:
+        rank: 1 for the likeliest token.
+    """
+
+    rank: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """What one step added to one row.
+
+    Attributes:
+        tokens: committed tokens: the accepted drafts and the one after them.
+        drafted: drafts that were judged for the row.
+        step_depth: the most drafts that the step could judge for any row.
+        source: see `Emission`.
+        cut: why the row ends here, if its constraint cannot be followed any further: its text
+            has ``failed`` to match, or the constraint is too ``slow`` to follow.
+    """
+
+    row_id: str
+    tokens: list[Sampled]
+    drafted: int = 0
+    step_depth: int = 0
+    source: Source = "model"
+    cut: Cut | None = None
+
+    @property
+    def accepted(self) -> int:
+        return max(0, len(self.tokens) - 1)
+
+    @property
+    def draft_fields(self) -> dict[str, Any]:
+        """The fields of an `Emission` about drafts."""
+        return {
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "step_depth": self.step_depth,
+            "source": self.source,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Worker:
         kept = PrefixCache(Forms.of(model), prefixes) if prefixes else None
         decoder = RaggedDecoder(model, depth, lookup, kept, fixed=slots if fixed else 0)
         engine = DecodingEngine(
-            *("tiny", decoder, Loaded.demo().tokenizer, [cast(Any, None)]),
+            *("tiny", decoder, Loaded.demo().tokenizer, cast(Any, None)),
             ModelInfo(model="tiny", context_length=4096, longest_token=1),
             max_rows=slots,
             repeats=fixed,

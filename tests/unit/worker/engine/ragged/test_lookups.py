@@ -25,8 +25,7 @@ from omlx_worker.engine.ragged.lookups import (
     search,
 )
 from omlx_worker.engine.ragged.sampling import Plan, params
-from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.rows.row import SOURCES, Row, Sampling, Source
+from omlx_worker.engine.rows.row import SOURCES, Row, RowStep, Sampling, Source
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 from tests.helpers.table_law import whole_step
 from tests.helpers.table_model import TableModel

@@ -13,9 +13,8 @@ import pytest
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.ragged import masks, step
 from omlx_worker.engine.ragged.masks import Matcher, Run
-from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.constraints import Grammar, TooSlow
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, RowStep, Sampling
 from tests.helpers.constrained import (
     ORDER,
     Ended,

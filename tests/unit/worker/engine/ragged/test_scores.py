@@ -41,9 +41,9 @@ class Scoring:
         model = as_ragged(network, drafts=depth > 0)
         self.decoder = RaggedDecoder(model, depth, 0, PrefixCache(Forms.of(model), PLENTY))
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
-        prompters = [cast(Any, None)]  # rows come with tokens
+        prepare = cast(Any, None)  # rows come with tokens
         engine = DecodingEngine(
-            "tiny", self.decoder, Loaded.demo().tokenizer, prompters, info, max_rows
+            "tiny", self.decoder, Loaded.demo().tokenizer, prepare, info, max_rows
         )
         self.counters = Counters()
         self.scores: dict[str, list[PromptLogprob]] = {}

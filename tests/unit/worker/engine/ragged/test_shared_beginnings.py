@@ -51,8 +51,8 @@ class Decoding:
         decoder = RaggedDecoder(model, depth, lookup, prefixes)
         tokenizer = Loaded.demo().tokenizer
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
-        prompter = cast(Any, None)  # rows come with tokens
-        engine = DecodingEngine("tiny", decoder, tokenizer, [prompter], info, max_rows=8)
+        prepare = cast(Any, None)  # rows come with tokens
+        engine = DecodingEngine("tiny", decoder, tokenizer, prepare, info, max_rows=8)
         self.counters = Counters()
         self.logprobs: dict[str, list[float]] = {}
         self._loop = DecodeLoop(
