@@ -8,15 +8,7 @@ from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import DEFAULT, DecodeRow
 from omlx_worker.decode.scheduler import Scheduler
 from omlx_worker.engine.rows.row import Known, Row, Sampling
-
-
-class Clock:
-    """Time that passes when told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.helpers.clock import Clock
 
 
 class Rows:

@@ -32,17 +32,11 @@ from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
+from tests.helpers.clock import Clock
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
 
 INFO = ModelInfo(model="fake", context_length=100, longest_token=1, system_fingerprint="fp_1")
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

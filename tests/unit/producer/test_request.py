@@ -18,15 +18,10 @@ from omlx_producer.wire import (
     TextPart,
 )
 from omlx_producer.wire.remedy import remedy_of
+from tests.helpers.requests import refusal
 
 OK = {"model": "demo", "prompt": "x"}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-
-
-def refusal(data: Any) -> str:
-    with pytest.raises(InvalidRequest) as caught:
-        GenerationRequest.parse(data)
-    return str(caught.value)
 
 
 def message(**fields: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from omlx_producer.wire import GenerationRequest, NamedSchema, ResponseFormat, S
 from omlx_producer.wire.json_schema import MAX_CONSTRAINT_CHARACTERS
 from omlx_producer.wire.remedy import remedy_of
 from omlx_producer.wire.structure import Constraint
+from tests.helpers.requests import refusal
 
 OK = {"model": "demo", "prompt": "x"}
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -24,12 +25,6 @@ TOOLS = {
 
 def formatted(**schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA} | schema}
-
-
-def refusal(**fields: Any) -> str:
-    with pytest.raises(InvalidRequest) as caught:
-        GenerationRequest.parse(OK | fields)
-    return str(caught.value)
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -164,11 +159,13 @@ def test_a_form_becomes_one_constraint_and_travels(
 def test_a_form_that_cannot_be_served_is_refused_in_one_sentence(
     fields: dict[str, Any], sentence: str
 ) -> None:
-    assert refusal(**fields) == sentence
+    assert refusal(OK | fields) == sentence
 
 
 def test_a_long_pattern_is_refused_without_repeating_it() -> None:
-    sentence = refusal(structured_outputs={"regex": "a" * (MAX_CONSTRAINT_CHARACTERS + 1)})
+    sentence = refusal(
+        OK | {"structured_outputs": {"regex": "a" * (MAX_CONSTRAINT_CHARACTERS + 1)}}
+    )
     assert sentence == (
         "structured_outputs.regex: got 100001 characters; "
         "give a regular expression of 1 to 100000 characters"
@@ -177,7 +174,7 @@ def test_a_long_pattern_is_refused_without_repeating_it() -> None:
 
 @pytest.mark.parametrize("levels", [500, 5000])
 def test_a_schema_nested_too_deeply_to_be_read_is_refused(levels: int) -> None:
-    sentence = refusal(response_format=formatted(schema=nested(levels)))
+    sentence = refusal(OK | {"response_format": formatted(schema=nested(levels))})
     assert sentence == "response_format: got more than 100 levels; give at most 100"
 
 

@@ -17,6 +17,7 @@ from omlx_producer.wire import (
 )
 from omlx_producer.wire.remedy import remedy_of
 from omlx_producer.wire.tools import MAX_TOOLS, ChosenFunction
+from tests.helpers.requests import refusal
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
 
@@ -40,12 +41,6 @@ def turn(**fields: Any) -> dict[str, Any]:
 
 def parse(**fields: Any) -> GenerationRequest:
     return GenerationRequest.parse(CHAT | fields)
-
-
-def refusal(**fields: Any) -> str:
-    with pytest.raises(InvalidRequest) as caught:
-        parse(**fields)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +145,7 @@ def test_nothing_may_be_called_without_tools_or_when_the_choice_is_none() -> Non
 def test_what_cannot_be_called_is_refused_in_one_sentence(
     fields: dict[str, Any], sentence: str
 ) -> None:
-    assert refusal(**fields) == sentence
+    assert refusal(CHAT | fields) == sentence
 
 
 def test_tools_without_a_chat_are_refused() -> None:
@@ -159,9 +154,11 @@ def test_tools_without_a_chat_are_refused() -> None:
 
 
 def test_too_many_or_too_long_tools_are_refused() -> None:
-    assert refusal(tools=[tool(f"f{n}") for n in range(MAX_TOOLS + 1)]).startswith("tools: got [")
+    assert refusal(CHAT | {"tools": [tool(f"f{n}") for n in range(MAX_TOOLS + 1)]}).startswith(
+        "tools: got ["
+    )
     long = [tool(f"f{n}", description="x" * 90_000) for n in range(5)]
-    assert refusal(tools=long).startswith("tools: got 450")
+    assert refusal(CHAT | {"tools": long}).startswith("tools: got 450")
 
 
 def test_calls_and_their_answers_travel() -> None:
@@ -183,7 +180,7 @@ def test_calls_and_their_answers_travel() -> None:
 
 def test_the_arguments_of_calls_count_as_text() -> None:
     long = call('{"x": "' + "y" * MAX_PROMPT_CHARACTERS + '"}')
-    sentence = refusal(**turn(role="assistant", content=None, tool_calls=[long]))
+    sentence = refusal(CHAT | turn(role="assistant", content=None, tool_calls=[long]))
     assert sentence.startswith(f"messages: got {MAX_PROMPT_CHARACTERS + 10} characters; give at")
 
 

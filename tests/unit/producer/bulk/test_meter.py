@@ -20,17 +20,8 @@ from omlx_producer.bulk.progress import (
 )
 from omlx_producer.bulk.row import RowResult, RowUsage
 from omlx_producer.bulk.store import Totals
+from tests.helpers.clock import Clock
 from tests.helpers.row_results import failed, ok, row
-
-
-class Clock:
-    """A clock that stands still until it is told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def result(

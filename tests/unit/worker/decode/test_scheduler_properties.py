@@ -19,7 +19,7 @@ from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
 from omlx_worker.engine.rows.row import Known, Row, Sampling
-from tests.helpers.scheduling import Clock
+from tests.helpers.clock import Clock
 
 
 class _Model:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from tests.helpers.checkpoints import write_llama, write_qwen
-from tests.helpers.decoding import Loaded
+from tests.helpers.decoding import Loaded, small_classes
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,10 @@ def heldout_prompts() -> list[str]:
     """Beginnings of functions that the demo model was not trained on."""
     lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()
     return [json.loads(line)["prompt"] for line in lines]
+
+
+@pytest.fixture
+def small_buckets() -> Iterator[None]:
+    """See `small_classes`."""
+    with small_classes():
+        yield

@@ -6,15 +6,9 @@ import itertools
 
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.order import ClaimOrder, ClaimPlan
+from tests.helpers.clock import Clock
 
 QUEUES = ("high", "default", "bulk")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 numbers = itertools.count()

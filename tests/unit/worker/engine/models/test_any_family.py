@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -25,8 +25,10 @@ from omlx_worker.engine.ragged import lookups
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import LEAD
 from omlx_worker.engine.rows.row import Sampling
-from tests.helpers.decoding import row, run, small_classes
+from tests.helpers.decoding import row, run
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
+
+pytestmark = pytest.mark.usefixtures("small_buckets")
 
 EVERY_DAY = ("llama", "gpt_neox", "gemma3_text", "lfm2")
 PARAMETERS = [
@@ -46,12 +48,6 @@ def greedy(model: nn.Module, prompt: list[int], tokens: int) -> list[int]:
 def prompt(length: int, seed: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(256) for _ in range(length)]
-
-
-@pytest.fixture(autouse=True)
-def small_buckets() -> Iterator[None]:
-    with small_classes():
-        yield
 
 
 @pytest.mark.parametrize("family", PARAMETERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,12 @@ from omlx_worker.engine.ragged.footprint import Footprint
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.checkpoints import LLAMA, write_family, write_llama
-from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
+from tests.helpers.decoding import GREEDY, Loaded, row, run
+
+pytestmark = pytest.mark.usefixtures("small_buckets")
 
 HOT = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=77)
 SAMPLINGS = {"greedy": GREEDY, "coupled": HOT}
-
-
-@pytest.fixture(autouse=True)
-def small_buckets() -> Iterator[None]:
-    with small_classes():
-        yield
 
 
 @pytest.fixture(scope="module")

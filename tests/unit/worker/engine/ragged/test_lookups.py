@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +25,11 @@ from omlx_worker.engine.ragged.lookups import (
 )
 from omlx_worker.engine.ragged.sampling import Plan, params
 from omlx_worker.engine.rows.row import SOURCES, Row, RowStep, Sampling, Source
-from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
+from tests.helpers.decoding import GREEDY, Loaded, row, run
 from tests.helpers.table_law import whole_step
 from tests.helpers.table_model import TableModel
+
+pytestmark = pytest.mark.usefixtures("small_buckets")
 
 PROMPTS = {
     "loop": [5, 9, 13, 21, 34, 55, 89, 144] * 3,
@@ -52,12 +53,6 @@ class Counting(RaggedDecoder):
         for outcome in steps:
             self.accepted[outcome.source] += outcome.accepted
         return steps
-
-
-@pytest.fixture(autouse=True)
-def small_buckets() -> Iterator[None]:
-    with small_classes():
-        yield
 
 
 def rows(sampling: Sampling) -> list[Row]:
