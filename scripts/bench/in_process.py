@@ -9,7 +9,7 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.policies import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import DecodeRow
+from omlx_worker.decode.row import DEFAULT, DecodeRow
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Engine
 from omlx_worker.engine.rows.row import Emission, Row
 
@@ -19,6 +19,9 @@ class InProcess:
 
     Args:
         chunk: prompt tokens read at a time, at most.
+
+    Attributes:
+        counters: of the loop.
     """
 
     def __init__(self, engine: Engine, chunk: int = LONGEST_CHUNK) -> None:
@@ -26,12 +29,13 @@ class InProcess:
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
         chunks = ChunkSize(chunk)
         driver = DepthDriver(FixedPolicy(engine.max_depth))
-        self._loop = DecodeLoop(engine, budget, Counters(), driver=driver, chunks=chunks)
+        self.counters = Counters()
+        self._loop = DecodeLoop(engine, budget, self.counters, driver=driver, chunks=chunks)
 
-    def add(self, request: GenerationRequest, name: str) -> Row:
+    def add(self, request: GenerationRequest, name: str, level: int = DEFAULT) -> Row:
         """Submit a request of one choice; returns its row."""
         [row] = self._engine.prepare(request, name)
-        self._loop.add([DecodeRow(row)])
+        self._loop.add([DecodeRow(row, level)])
         return row
 
     def act(self) -> list[Emission]:

@@ -74,6 +74,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "tie_word_embeddings": False,
     },
+    # What 32 layers cost the host and next to nothing else, for counts on a CPU.
+    "stand-in": {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 8192,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+    },
     "qwen3-0.6b": {
         "model_type": "qwen3",
         "hidden_size": 1024,
