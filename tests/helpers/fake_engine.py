@@ -126,16 +126,16 @@ class FakeEngine:
         produced = len(row.generated)
         whole = expected(row)
         assert list(row.generated) == whole[0][:produced]
-        self.states[row.row_id] = _State(row, row.length, whole, produced, self._said(row))
+        self.states[row.row_id] = _State(row, row.length - 1, whole, produced, self._said(row))
         self.most_rows = max(self.most_rows, len(self._present))
-        return Known()
+        return Known(left=row.length - 1)
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         states = {row_id: self.states[row_id] for row_id in tokens}
         if any(_says(state.row, BREAKS_PREFILL) for state in states.values()):
             raise RuntimeError("out of memory")
         for row_id, state in states.items():
-            assert 0 < tokens[row_id] <= state.unread
+            assert min(1, state.unread) <= tokens[row_id] <= state.unread
             state.unread -= tokens[row_id]
         return {row_id: state.unread for row_id, state in states.items()}
 

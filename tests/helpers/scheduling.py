@@ -51,9 +51,9 @@ class Rows:
     def add(
         self, name: str, prompt: int | list[int], level: int = DEFAULT, *, cache: bool = True
     ) -> None:
-        """Add a row with this prompt, or with a prompt of this length that no other row shares."""
+        """Add a row with this prompt, or with so many tokens to read that no other row shares."""
         if isinstance(prompt, int):
-            prompt = [1000 + len(self.rows)] * prompt
+            prompt = [1000 + len(self.rows)] * (prompt + 1)
         row = DecodeRow(Row(name, prompt, 100, Sampling(), cache=cache), level)
         self.rows[name] = row
         self.scheduler.add(row)
@@ -64,7 +64,7 @@ class Rows:
     def drive(self, *, keeps: bool = True) -> Action:
         action = self.scheduler.next()
         if isinstance(action, Join):
-            self.scheduler.took(action.row, Known(self.held.get(action.row.row_id, 0)))
+            self.scheduler.took(action.row, known(action.row, self.held.get(action.row.row_id, 0)))
         elif isinstance(action, Prefill):
             left = {row.row_id: row.left - count for row, count in action.tokens.items()}
             self.scheduler.read(action, left)
@@ -75,6 +75,11 @@ class Rows:
     def told(self, steps: int = 1, *, keeps: bool = True) -> list[str]:
         """The next actions in words."""
         return [words(self.drive(keeps=keeps)) for _ in range(steps)]
+
+
+def known(row: DecodeRow, held: int = 0) -> Known:
+    """What an engine knows of a row of which its prefix cache holds so many tokens."""
+    return Known(held, left=row.length - 1 - held)
 
 
 def words(action: Action) -> str:

@@ -157,8 +157,9 @@ class DecodeLoop:
         timed = self._engine.contests == contests
         if not timed:
             self._clock.interrupt()
-        self.counters.prompt_windows += 1
-        self.counters.prompt_tokens += sum(tokens.values())
+        self.counters.prompt_windows += any(tokens.values())
+        # The first step of a row reads the last token of its prompt.
+        self.counters.prompt_tokens += sum(tokens.values()) + list(left.values()).count(0)
         self._scheduler.read(action, left, seconds if timed else None)
         if all(row.left or row.request.prompt_logprobs is None for row in action.rows):
             return []

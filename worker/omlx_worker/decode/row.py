@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from omlx_worker.engine.rows.interface import Size
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.row import Known, Row
 
 HIGH, DEFAULT, BULK = 0, 1, 2
 """Levels, the best one first."""
@@ -24,7 +24,7 @@ class Stage(Enum):
 
 @dataclass(eq=False, slots=True)
 class DecodeRow:
-    """One sequence being generated.
+    """One sequence being generated. Its stage changes in the methods here alone.
 
     The main thread makes it and the decode thread owns it from its admission on. The traffic
     thread reads ``tokens``, as far as emissions have told it.
@@ -33,7 +33,7 @@ class DecodeRow:
         request: what to generate, as the engine takes it.
         level: `HIGH`, `DEFAULT` or `BULK`.
         tokens: produced so far, oldest first, by an interrupted run too.
-        left: tokens to read before it decodes.
+        left: tokens to read before it decodes; its last one is read by its first step.
         context: tokens in its cache while it reads its prompt.
         cached: tokens of its prompt that were not read, because the prefix cache held them.
         kin: rows whose prompts begin alike, and the tokens in common, until it decodes.
@@ -59,6 +59,41 @@ class DecodeRow:
     since: float = 0.0
     aged: bool = False
     kept_bytes: int = 0
+
+    def wait(self) -> None:
+        """It waits for its turn, with nothing in the engine."""
+        self.stage, self.left = Stage.WAITING, self.length - 1
+        self.context = self.kept_bytes = 0
+
+    def join(self) -> None:
+        """It has a place in the batch, where its prompt is read."""
+        self.stage = Stage.READING
+
+    def take(self, known: Known) -> None:
+        """The engine has taken it in, and the prefix cache what it knows of its prompt."""
+        self.context, self.left = known.held, known.left
+        self.cached = max(self.cached, min(known.held, len(self.request.prompt)))
+
+    def read(self, left: int) -> None:
+        """More of it is read, up to ``left`` tokens; with 0 it decodes."""
+        self.context += self.left - left
+        self.left = left
+        if not left:
+            self.stage = Stage.DECODING
+            self.kin.clear()
+
+    def pause(self, kept_bytes: int) -> None:
+        """It has left the batch, which keeps ``kept_bytes`` to go on from."""
+        self.stage, self.kept_bytes = Stage.PAUSED, kept_bytes
+
+    def resume(self) -> None:
+        """It decodes again after a pause."""
+        self.stage, self.kept_bytes = Stage.DECODING, 0
+
+    def end(self) -> None:
+        """It has finished, or was dropped."""
+        self.stage = Stage.DONE
+        self.kin.clear()
 
     @property
     def row_id(self) -> str:

@@ -111,7 +111,7 @@ class Scheduler:
 
     def add(self, row: DecodeRow) -> None:
         """Let a row wait for its turn."""
-        row.left = row.length
+        row.wait()
         self._queue_up(row)
         if self._shares:
             note(row, self._rows.values(), self._chunks.unit)
@@ -119,30 +119,23 @@ class Scheduler:
 
     def remove(self, row: DecodeRow) -> None:
         """Forget a row that has finished or was dropped; an unknown row is ignored."""
-        row.stage = Stage.DONE
-        row.kin.clear()
+        row.end()
         if self._rows.get(row.row_id) is row:
             del self._rows[row.row_id]
 
     def took(self, row: DecodeRow, known: Known) -> None:
-        """Report a `Join`: what the prefix cache knows of the row."""
-        row.context, row.left = known.held, row.length - known.held
-        row.cached = max(row.cached, min(known.held, len(row.request.prompt)))
+        """Report a `Join`: what the engine knows of the row."""
+        row.take(known)
         if known.shared >= known.held + SHORTEST:
             row.stops.add(known.shared)
 
     def read(self, action: Prefill, left: Mapping[str, int], seconds: float | None = None) -> None:
         """Report a `Prefill`: how many tokens are left of each row, and how long it took."""
-        # A row's last token is read by its first step: there may have been nothing to read.
-        if seconds is not None and any(row.left > 1 for row in action.rows):
+        if seconds is not None and any(action.tokens.values()):
             context = action.rows[0].context
             self._chunks.read(context, self._hurried, action.computed, seconds)
         for row in action.rows:
-            row.context += row.left - left[row.row_id]
-            row.left = left[row.row_id]
-            if not row.left:
-                row.stage = Stage.DECODING
-                row.kin.clear()
+            row.read(left[row.row_id])
 
     def paused(self, row: DecodeRow, kept_bytes: int | None) -> None:
         """Report a `Pause`.
@@ -151,9 +144,9 @@ class Scheduler:
             kept_bytes: what the cache takes; None if it is lost and the tokens are read again.
         """
         if kept_bytes is None:
-            self._restart(row)
+            row.wait()
         else:
-            row.stage, row.kept_bytes = Stage.PAUSED, kept_bytes
+            row.pause(kept_bytes)
 
     def next(self) -> Action:
         """What to do now. A row that joins, resumes or loses its cache counts as such at once."""
@@ -241,7 +234,7 @@ class Scheduler:
         if not paused or self._fits([*self._batch(), row], beside=kept):
             return None
         victim = max(paused, key=_rank)
-        self._restart(victim)
+        victim.wait()
         return Evict(victim)
 
     def _fits(self, rows: list[DecodeRow], beside: int = 0) -> bool:
@@ -259,9 +252,9 @@ class Scheduler:
         kept = sum(other.kept_bytes for other in self._in(Stage.PAUSED) if other is not row)
         room = self._budget.room([each.size for each in [*self._batch(), row]], kept)
         if row.stage is Stage.PAUSED:
-            row.stage, row.kept_bytes = Stage.DECODING, 0
+            row.resume()
             return Resume(row, room)
-        row.stage = Stage.READING
+        row.join()
         return Join(row, room)
 
     def _chunk_of(self, row: DecodeRow, left: int) -> int:
@@ -272,11 +265,6 @@ class Scheduler:
         """The bulk row that has decoded for the shortest time."""
         bulk = [row for row in self.decoding if row.level == BULK and not row.aged]
         return max(bulk, key=lambda row: row.join_order, default=None)
-
-    def _restart(self, row: DecodeRow) -> None:
-        """A row without a cache waits to be read again."""
-        row.stage, row.left = Stage.WAITING, row.length
-        row.context = row.kept_bytes = 0
 
     def _queue_up(self, row: DecodeRow) -> None:
         """A row that has not joined yet waits behind all others of its level."""

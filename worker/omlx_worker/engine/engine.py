@@ -140,7 +140,6 @@ class DecodingEngine:
         running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}
         kept = [row_id for row_id in keep if row_id in running]
         left = self.decoder.prefill(running, kept) if running else {}
-        left |= {id_: n + len(self._again.get(id_, ())) for id_, n in left.items() if n}
         return dict.fromkeys(tokens, 0) | left
 
     def scored(self) -> list[Emission]:

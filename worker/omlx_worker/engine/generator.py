@@ -117,7 +117,7 @@ class SerialDecoder:
 
     def add(self, row: Row) -> Known:
         self._waiting[row.row_id] = row
-        return Known()
+        return Known(left=row.length - 1)
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
         for row_id in tokens:

@@ -19,7 +19,8 @@ from omlx_worker.decode.chunk_size import (
 )
 from omlx_worker.decode.row import DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.rows.row import Known, Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
+from tests.helpers.scheduling import known
 
 Cost = Callable[[int, int], float]
 
@@ -32,7 +33,7 @@ DEVICES: dict[str, Cost] = {
 
 
 def row(name: str, tokens: int) -> DecodeRow:
-    return DecodeRow(Row(name, [0] * tokens, 100, Sampling()))
+    return DecodeRow(Row(name, [0] * (tokens + 1), 100, Sampling()))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -55,7 +56,7 @@ def test_a_32k_prompt_holds_running_rows_up_as_briefly_as_is_worth_a_chunk(devic
                 gaps.append(now - token_at)
             token_at = now
         elif isinstance(action, Join):
-            scheduler.took(action.row, Known())
+            scheduler.took(action.row, known(action.row))
         elif isinstance(action, Prefill):
             seconds = DEVICES[device](action.computed, action.rows[0].context)
             # What is left of the step in flight is waited for too.
@@ -98,7 +99,7 @@ def test_short_prompts_that_come_at_once_are_read_together_where_tokens_cost_lit
                     for done in scheduler.rows:
                         scheduler.remove(done)
             elif isinstance(action, Join):
-                scheduler.took(action.row, Known())
+                scheduler.took(action.row, known(action.row))
             elif isinstance(action, Prefill):
                 seconds = DEVICES["a server's GPU"](action.computed, 0)
                 gap += seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -165,7 +166,7 @@ def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
     driver, chunks = DepthDriver(policy), ChunkSize(4)
     worker = decoding(engine, limit=10_000, driver=driver, chunks=chunks)
     for name in "abcd":
-        worker.add(row(name, DEFAULT, prompt=3, tokens=20))
+        worker.add(row(name, DEFAULT, prompt=4, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 5)
     assert policy.asked == [(1, 2), (2, 1), (3, 0), (3, 0), (3, 0)], (
         "and the fourth has no place yet"
@@ -195,10 +196,10 @@ def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> N
 def test_what_a_kept_prefix_takes_to_load_is_not_taken_for_what_a_chunk_takes(held: int) -> None:
     class Holding(FakeEngine):
         def add(self, row: Row) -> Known:
-            super().add(row)
+            known = super().add(row)
             kept = held if row.row_id == "b" else 0
             self.states[row.row_id].unread -= kept
-            return Known(kept)
+            return replace(known, held=kept, left=known.left - kept)
 
     pace = Pace()
     worker = decoding(Holding(max_rows=2), limit=1000, chunks=pace)

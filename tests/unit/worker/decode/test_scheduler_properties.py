@@ -18,8 +18,9 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.rows.row import Known, Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.clock import Clock
+from tests.helpers.scheduling import known
 
 
 class _Model:
@@ -54,7 +55,7 @@ class _Model:
 
     @property
     def decoding(self) -> set[DecodeRow]:
-        return {row for row in self.batch if not row.left}
+        return {row for row in self.batch if row.stage is Stage.DECODING}
 
     def act(self, keeps: bool) -> bool:
         self.clock.now += 1
@@ -64,11 +65,11 @@ class _Model:
             case Join(row):
                 assert row not in self.batch
                 self.batch.add(row)
-                self.scheduler.took(row, Known())
+                self.scheduler.took(row, known(row))
             case Prefill(tokens):
                 assert self.batch >= set(tokens)
                 assert len({row.rank[0] for row in tokens}) == 1
-                assert all(0 < count <= row.left for row, count in tokens.items())
+                assert all(min(1, row.left) <= count <= row.left for row, count in tokens.items())
                 assert len(tokens) * max(tokens.values()) <= self.chunk
                 left = {row.row_id: row.left - count for row, count in tokens.items()}
                 self.scheduler.read(action, left)
@@ -89,7 +90,7 @@ class _Model:
             case Evict(row):
                 assert row in self.paused
                 assert len(self.batch) + 1 + len(self.paused) > self.memory, "it is in the way"
-                assert row.left == row.length
+                assert row.left == row.length - 1
                 self.paused.remove(row)
             case Decode():
                 assert decoding

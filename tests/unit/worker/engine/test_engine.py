@@ -72,16 +72,16 @@ def test_the_model_says_whether_it_has_a_chat_template(path: Path, tmp_path: Pat
     assert not load_engine(str(bare), max_rows=1).info.chat_template
 
 
-def test_what_is_left_to_read_counts_the_token_that_the_first_step_reads(
+def test_the_last_token_of_a_prompt_is_not_left_to_read_but_read_by_the_first_step(
     engine: DecodingEngine,
 ) -> None:
     [prepared] = engine.prepare(
         GenerationRequest(model="m", prompt=list(range(30)), max_completion_tokens=2), "job"
     )
-    engine.add(prepared)
 
-    assert engine.prefill({prepared.row_id: 10}) == {prepared.row_id: 20}
-    assert engine.prefill({prepared.row_id: 18}) == {prepared.row_id: 2}
+    assert engine.add(prepared).left == 29
+    assert engine.prefill({prepared.row_id: 10}) == {prepared.row_id: 19}
+    assert engine.prefill({prepared.row_id: 18}) == {prepared.row_id: 1}
     assert engine.prefill({prepared.row_id: 1}) == {prepared.row_id: 0}
 
 

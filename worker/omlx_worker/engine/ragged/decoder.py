@@ -124,7 +124,7 @@ class RaggedDecoder(Batch):
         reading = self._reading[row.row_id] = Reading(row, row.history)
         # What scores a prompt comes out of reading it.
         if not (self._prefixes and row.cache) or reading.is_scored:
-            return Known()
+            return Known(left=reading.left)
         unread = reading.history[:-1]
         if self._fixed:
             shared = self._prefixes.shared(unread, row.salt)
@@ -132,7 +132,7 @@ class RaggedDecoder(Batch):
         held, layers = self._prefixes.take(unread, row.salt)
         if held:
             reading.take(self._model, held, layers)
-        return Known(held, self._prefixes.shared(unread, row.salt))
+        return Known(held, self._prefixes.shared(unread, row.salt), reading.left)
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]
@@ -158,8 +158,7 @@ class RaggedDecoder(Batch):
             if reading.is_scored:
                 self._scored[reading.row_id] = reading.scored
             del self._reading[reading.row_id]
-        # The last token of a history, which the row's first step reads, is left too.
-        return {r.row_id: r.left + 1 if r.left else 0 for r in readings}
+        return {reading.row_id: reading.left for reading in readings}
 
     def take_scores(self) -> dict[str, list[Scored]]:
         taken, self._scored = self._scored, {}

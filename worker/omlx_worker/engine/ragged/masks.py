@@ -174,16 +174,15 @@ def hold(thoughts: Thoughts, drafts: Sequence[int], bits: NDArray[np.int32]) -> 
     """Leave one token in a window's masks ``[W, words]`` wherever the budget of thinking forces it.
 
     Args:
-        drafts: of the window. Those after one that is not the forced token do not count.
+        drafts: of the window.
     """
     ahead = copy(thoughts)
     for place, draft in enumerate([*drafts, None]):
         if (token := ahead.forced) is not None:
             bits[place] = 0
             bits.view(np.uint32)[place, token // BITS] = 1 << token % BITS
-        if draft is None or token not in (None, draft):
-            return
-        ahead.feed(draft)
+        if draft is not None:
+            ahead.feed(draft)
 
 
 class Masks:

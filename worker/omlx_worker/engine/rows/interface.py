@@ -127,12 +127,13 @@ class Engine(Protocol):
         """Read more of some rows' prompts, and of what they have generated, together.
 
         Args:
-            tokens: the most to read of each row, at most `LONGEST_CHUNK`.
+            tokens: the most to read of each row, at most `LONGEST_CHUNK`; 0 for a row with none
+                left.
             keep: rows whose tokens, up to the last one read now, the prefix cache keeps.
 
         Returns:
-            How many of each row's `Row.length` tokens are left to read; at 0 the row decodes
-            from the next step, and `scored` has the scores of its prompt.
+            How many tokens of each row are left to read; at 0 the row decodes from the next
+            step, and `scored` has the scores of its prompt.
         """
         ...
 

@@ -120,7 +120,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and generated. All but the last are prefilled."""
+        """Tokens of prompt and generated."""
         return len(self.prompt) + len(self.generated)
 
     @property
@@ -248,12 +248,14 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the prefix cache knows of a row's prompt.
+    """What the engine knows of a row that it has taken in.
 
     Attributes:
-        held: tokens that need not be read, less than `Row.length`.
+        held: tokens that need not be read, less than `Row.length`, from the prefix cache.
         shared: tokens that another prompt has begun with, kept or not.
+        left: tokens to read before it decodes. Its first step reads the last one.
     """
 
     held: int = 0
     shared: int = 0
+    left: int = 0

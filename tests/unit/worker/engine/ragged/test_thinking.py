@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY
 
+import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.masks import Masks
+from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking, Thoughts
 from tests.helpers.constrained import constrained, free, play
@@ -86,6 +89,22 @@ def test_the_text_is_the_same_whatever_drafts_and_in_company(
     alone = play(demo.decoder(depth, lookup), [asked])["x"]
     assert alone == replace(together, steps=ANY)
     assert len(forced(asked, alone.tokens)) > 4, "it opens thinking anew, which is closed at once"
+
+
+def test_steps_wait_for_the_host_where_the_budget_is_near_and_nowhere_else(
+    demo: Loaded, drafting: RaggedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, filled = Masks.fill, list[int]()
+
+    def counted(self: Masks, state: State, depth: int) -> mx.array:
+        filled.append(depth)
+        return fill(self, state, depth)
+
+    monkeypatch.setattr(Masks, "fill", counted)
+    play(drafting, [thinker(demo, budget=1000)])
+    assert not filled
+    steps = play(drafting, [thinker(demo, budget=TOKENS - 10)])["x"].steps
+    assert 0 < len(filled) < steps
 
 
 @pytest.mark.slow
