@@ -12,7 +12,7 @@ from typing import Any
 
 from omlx_producer.bulk.durable import keep_copy, naming, remove_drafts, replacing, sync_file
 from omlx_producer.bulk.records import Record, import_pyarrow, values_of
-from omlx_producer.bulk.row import Row, RowResult, job_of_line, read_line, write_line
+from omlx_producer.bulk.row import Row, RowResult, job_of_line, read_line
 from omlx_producer.bulk.store import Copied, Kind, Store, run_path
 from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
 from omlx_producer.errors import InvalidRequest
@@ -126,13 +126,12 @@ class LinesFile:
             self._write(in_input_order=False, like=like)
         self._stream = path.open("ab")
 
-    def append(self, results: Iterable[RowResult]) -> None:
-        """Add the lines of results, for whoever reads along."""
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Add lines, for whoever reads along."""
         with naming(self.path):
-            for result in results:
-                self._stream.write(write_line(result))
-                self.lines += 1
+            self._stream.writelines(lines)
             self._stream.flush()
+        self.lines += len(lines)
 
     def rewrite(self, *, in_input_order: bool) -> None:
         """Atomically replace the file by the lines of the store."""
@@ -143,13 +142,11 @@ class LinesFile:
     def sync(self) -> Copied:
         """Make everything appended durable; returns what the file holds."""
         with naming(self.path):
-            self._stream.flush()
             sync_file(self._stream.fileno())
         return Copied(self.path.stat().st_size, self.lines)
 
     def close(self) -> None:
-        with naming(self.path):
-            self._stream.close()
+        self._stream.close()
 
     def _write(self, *, in_input_order: bool, like: Path) -> None:
         self._store.copied(None)
@@ -212,9 +209,9 @@ class Output:
     def commit(self, results: Sequence[RowResult]) -> None:
         """Make results durable, and append their lines to the files."""
         self._complete = False
-        self.store.record(results)
-        self._results.append(result for result in results if result.ok)
-        self._errors.append(result for result in results if not result.ok)
+        lines = list(zip(results, self.store.record(results), strict=True))
+        self._results.append([line for result, line in lines if result.ok])
+        self._errors.append([line for result, line in lines if not result.ok])
         self._complete = True
 
     def finish(

@@ -21,9 +21,8 @@ from rich.table import Table
 
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
-from omlx_producer.client.waiting import read_started
 from omlx_producer.errors import InvalidRequest, shown
-from omlx_producer.figures import read_figures
+from omlx_producer.figures import read_figures, read_started
 from omlx_producer.terminal import counted, duration, write
 from omlx_producer.wire import row_job_id
 

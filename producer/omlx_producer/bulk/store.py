@@ -205,16 +205,21 @@ class Store:
         failed = self._run("SELECT digest, code FROM errors WHERE key = ?", packed).fetchone()
         return Known(done and done[0], *(failed or (None, "")))
 
-    def record(self, results: Sequence[RowResult]) -> None:
+    def record(self, results: Sequence[RowResult]) -> list[bytes]:
         """Make results and errors durable; each replaces an earlier one of its kind.
 
         A result also replaces an error. An error never replaces a result.
+
+        Returns:
+            Their output lines.
         """
+        lines = []
         with self._transaction():
             self.copied(None)
             for result in results:
                 key, digest = _packed(result.row.key), result.row.digest
-                line = zlib.compress(write_line(result))
+                lines.append(write_line(result))
+                line = zlib.compress(lines[-1])
                 if result.ok:
                     usage = result.usage
                     self._run("DELETE FROM results WHERE key = ?", (key,))
@@ -227,6 +232,7 @@ class Store:
                     self._run("DELETE FROM errors WHERE key = ?", (key,))
                     failed = (key, digest, result.line, result.code, line)
                     self._run("INSERT INTO errors VALUES (?, ?, ?, ?, ?)", failed)
+        return lines
 
     def forget_stale_errors(self, *, whole: bool) -> None:
         """Drop the errors of rows that were edited since. Call at the end of the input.

@@ -14,8 +14,7 @@ from redis.utils import str_if_bytes
 from rq.job import Job
 
 from omlx_producer.client.outcome import WAITING, Outcome
-from omlx_producer.client.waiting import queue_key
-from omlx_producer.figures import read_figures
+from omlx_producer.figures import queue_key, read_figures
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.producer import Producer
 from omlx_producer.program import program_name

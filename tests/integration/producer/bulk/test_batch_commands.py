@@ -324,7 +324,7 @@ def test_a_batch_that_is_none_is_told(run: Run) -> None:
 def test_the_command_for_a_jobs_result_names_that_for_a_batch(run: Run) -> None:
     done = run("result", "batch-0123456789ab")
     assert done.exit_code == 2
-    assert "is a batch: omlx-submit results batch-0123456789ab" in done.stderr
+    assert "is a batch; see omlx-submit results batch-0123456789ab" in done.stderr
 
 
 def test_looking_at_no_batch_raises(connection: redis.Redis) -> None:

@@ -22,6 +22,7 @@ from omlx_producer.bulk import output as output_module
 from omlx_producer.bulk import store as store_module
 from omlx_producer.bulk.durable import replacing
 from omlx_producer.bulk.output import (
+    LinesFile,
     Output,
     errors_path,
     real_path,
@@ -319,7 +320,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 STEPS = [
     pytest.param(store_module, "write_line", id="in the transaction"),
-    pytest.param(output_module, "write_line", id="in the lines"),
+    pytest.param(LinesFile, "append", id="before the lines"),
     pytest.param(output_module, "write_table", id="before the table"),
     pytest.param(Store, "_run", id="at any statement", marks=pytest.mark.slow),
     pytest.param(output_module, "sync_file", id="at the end", marks=pytest.mark.slow),
