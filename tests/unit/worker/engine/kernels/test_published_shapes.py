@@ -111,7 +111,8 @@ def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int) -> None:
     rng = np.random.default_rng(width)
     # Bodies' lengths, and positions of the tail: none, one, those around an edge, and many.
     capacity = 4096
-    rows = [(0, 0), (1, 1), (255, TAIL - width), (long, 7)]
+    # Behind the last of them lies no memory.
+    rows = [(0, 0), (1, 1), (long, 7), (255, TAIL - width)]
     lengths = np.array([length for length, _ in rows])
     cursors = lengths + [filled for _, filled in rows]
     many, ring = len(rows), layer.sliding
@@ -139,7 +140,7 @@ def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int) -> None:
         wanted = exactly(old)
         for row, (_, filled) in enumerate(rows):
             wanted[row, :, filled : filled + width] = exactly(fresh)[row]
-        assert np.array_equal(exactly(tail), wanted)
+        assert np.array_equal(exactly(tail), wanted), "a tail is off by some position"
     for row, (length, cursor) in enumerate(zip(lengths, cursors, strict=True)):
         body, slot = whole, row
         positions = np.arange(max(0, length - body[0].shape[2]), length)
