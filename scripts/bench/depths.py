@@ -74,12 +74,12 @@ class Mode:
                 [row] = self._engine.prepare(left.pop(), f"bench-{next(numbers)}")
                 self._loop.add([DecodeRow(row)])
                 running += 1
-            changes = self._engine.changes
+            stalls = self._engine.stalls
             emissions = self._loop.act() or []
             if emissions:
                 tokens += sum(len(emission.tokens) for emission in emissions)
                 running -= sum(emission.finish_reason is not None for emission in emissions)
-                self._stepped(emissions, jobs, traced=self._engine.changes != changes)
+                self._stepped(emissions, jobs, traced=self._engine.stalls != stalls)
         if counts:
             self.speeds[jobs].append(tokens / (self._clock() - began))
 

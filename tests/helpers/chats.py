@@ -135,4 +135,4 @@ def answer_of(
     decode_faithfully(tokenizer)
     text = RowText(Row("j:0", [1], len(tokens) + 1, Sampling(), reply=form), tokenizer)
     said = "".join(text.feed(token).text for token in tokens) + text.cut()
-    return message_of(said, form, "j:0", marks=[mark.place for mark in text.marks], cut=cut)
+    return message_of(said, form, "j:0", marks=[mark.offset for mark in text.marks], cut=cut)

@@ -70,7 +70,7 @@ class FakeEngine:
         self.drafters: str | None = None
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}
-        self.traces = self.changes = self.contests = 0
+        self.traces = self.stalls = self.contests = 0
         self.shares, self.pads = False, True
         self.memory_budget = 1 << 30
         self.kept_within: int | None = None

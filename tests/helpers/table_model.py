@@ -22,7 +22,7 @@ class TableModel:
     dtype = mx.float32
     weight_bytes = 0
     drafts = pads = True
-    slow: Sequence[str] = ()
+    slow_parts: Sequence[str] = ()
 
     def __init__(self, closeness: float) -> None:
         noise = mx.random.normal((2, VOCABULARY, VOCABULARY), key=mx.random.key(7))

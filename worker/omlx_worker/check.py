@@ -37,7 +37,7 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
         "family": engine.family,
         "engine": engine.decoder.name,
         "reason": engine.decoder.reason,
-        "slow": list(engine.decoder.slow),
+        "slow": list(engine.decoder.slow_parts),
         "drafts_by": engine.drafters,
         "draft_depth": engine.max_depth,
         "no_drafts_because": _objection(settings, engine),

@@ -133,7 +133,7 @@ class WrittenChoice:
             return None
         logprobs = self.logprobs[since:until] if with_logprobs else None
         begun, ended = (bisect_left(self.marks, (token,)) for token in (since, until))
-        marks = [mark.place for mark in self.marks[begun:ended]] or None
+        marks = [mark.offset for mark in self.marks[begun:ended]] or None
         return ChoiceDelta(
             index=index,
             text=text,

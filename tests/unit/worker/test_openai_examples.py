@@ -79,7 +79,7 @@ def prepared(family: str, request: GenerationRequest) -> tuple[ActiveJob, Constr
     """The job of a request, and what its only answer must match."""
     chat = Chat(tokenizer_of(family), "m")
     prompt = chat.encode(request)
-    row = Row("j:0", prompt, 1000, Sampling(), reply=chat.form(request, prompt))
+    row = Row("j:0", prompt, 1000, Sampling(), reply=chat.reply(request, prompt))
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
     return ActiveJob(claim, request, [row], streams=True), chat.constraint(request, row.reply)
 

@@ -86,7 +86,7 @@ class Benchmark:
         }
         deepest = max(decoders.values(), key=lambda decoder: decoder.max_depth)
         self.weight_bytes = deepest.weight_bytes
-        self.slow = list(deepest.slow)
+        self.slow = list(deepest.slow_parts)
         memory = MemoryBudget(budget(), deepest.weight_bytes, deepest.bytes_for)
         _require_memory(memory, rows, context, plan)
         self._prompts = heldout_prompts(tokenizer, context, max(rows))

@@ -76,9 +76,9 @@ class DecoderSide:
         decoder, driver, clock = self._decoder, self._driver, StepClock()
         waiting = set(rows)
         while True:
-            changes = decoder.changes
+            stalls = decoder.stalls
             steps = decoder.step(driver.before(list(rows.values()), decoder.slots))
-            if decoder.changes != changes:
+            if decoder.stalls != stalls:
                 clock.traced()
             seconds, alone = clock.step()
             emissions = [_as_emission(step) for step in steps]

@@ -186,13 +186,13 @@ class DecodeLoop:
         scheduler, engine = self._scheduler, self._engine
         rows = scheduler.decoding
         depths = self._driver.before(rows, engine.slots, scheduler.coming)
-        changes, contests = engine.changes, engine.contests
+        stalls, contests = engine.stalls, engine.contests
         try:
             emissions = engine.step(depths)
         except Exception as error:
             log.exception("the engine failed in a step of %s", counted(len(rows), "row"))
             raise EngineFailed([row for row in scheduler.rows if row.in_engine], error) from error
-        if engine.changes != changes or engine.contests != contests:
+        if engine.stalls != stalls or engine.contests != contests:
             self._clock.traced()
         self._time(emissions)
         self.counters.stepped(len(rows), emissions)

@@ -74,7 +74,7 @@ def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
 def _chat_choice(index: int, choice: WrittenChoice, logprobs: bool) -> dict[str, Any]:
     row = choice.row.request
     cut = choice.finish_reason in ("length", "repetition")
-    marks = [mark.place for mark in choice.marks]
+    marks = [mark.offset for mark in choice.marks]
     message = message_of(choice.text, row.reply, row.row_id, marks=marks, cut=cut)
     calls = "tool_calls" in message and choice.finish_reason == "stop"
     return {

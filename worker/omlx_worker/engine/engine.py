@@ -76,9 +76,9 @@ class DecodingEngine:
         self.info = info
         self.max_rows = max_rows
         self.max_depth, self.own_depth = decoder.max_depth, decoder.own_depth
-        own = f"draft model {draft_model}" if draft_model else "MTP head"
-        by = [own] if decoder.own_depth else []
-        self.drafters = ", ".join([*by, "lookup"] if decoder.looks_up else by) or None
+        drafter = f"draft model {draft_model}" if draft_model else "MTP head"
+        drafters = [drafter] * (decoder.own_depth > 0) + ["lookup"] * decoder.looks_up
+        self.drafters = ", ".join(drafters) or None
         self.shares, self.pads = decoder.shares, decoder.pads
         self.weight_bytes, self.memory_budget = decoder.weight_bytes, budget()
         self._repeats = repeats
@@ -102,8 +102,8 @@ class DecodingEngine:
         return self.decoder.traces
 
     @property
-    def changes(self) -> int:
-        return self.decoder.changes
+    def stalls(self) -> int:
+        return self.decoder.stalls
 
     @property
     def contests(self) -> int:
@@ -138,8 +138,8 @@ class DecodingEngine:
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}
-        kept = [row_id for row_id in keep if row_id in running]
-        left = self.decoder.prefill(running, kept) if running else {}
+        keep = [row_id for row_id in keep if row_id in running]
+        left = self.decoder.prefill(running, keep) if running else {}
         return dict.fromkeys(tokens, 0) | left
 
     def scored(self) -> list[Emission]:
@@ -224,13 +224,13 @@ class DecodingEngine:
     def _emit(self, row: Row, text: RowText, step: RowStep) -> Emission:
         pieces: list[str] = []
         marked = len(text.marks)
-        kept, told = list[Sampled](), list[Sampled]()
+        tokens, told = list[int](), list[Sampled]()
         finish_reason, error, rejoins = None, None, False
         for sampled in step.tokens:
             piece = text.feed(sampled.token)
             pieces.append(piece.text)
             if piece.keeps_token:
-                kept.append(sampled)
+                tokens.append(sampled.token)
             if piece.keeps_token or row.echo is not None:
                 told.append(sampled)
             finish_reason, rejoins = piece.finish_reason, piece.penalises
@@ -248,7 +248,7 @@ class DecodingEngine:
             self.decoder.finish(row.row_id)
         return Emission(
             row_id=row.row_id,
-            tokens=[sampled.token for sampled in kept],
+            tokens=tokens,
             text="".join(pieces),
             logprobs=self._describe(row, told),
             marks=text.marks[marked:],
@@ -260,10 +260,10 @@ class DecodingEngine:
             **step.draft_fields,
         )
 
-    def _describe(self, row: Row, kept: list[Sampled]) -> list[TokenLogprob] | None:
+    def _describe(self, row: Row, told: list[Sampled]) -> list[TokenLogprob] | None:
         if row.sampling.top_logprobs is None:
             return None
-        return [TokenLogprob(**self._fields(sampled)) for sampled in kept]
+        return [TokenLogprob(**self._fields(sampled)) for sampled in told]
 
     def _describe_prompt(self, row: Row, scores: list[Scored]) -> list[PromptLogprob]:
         whole = [Scored(row.prompt[0], rank=0), *scores]

@@ -97,10 +97,10 @@ class SerialDecoder:
     """
 
     name = "generate_step"
-    max_depth = own_depth = traces = changes = 0
+    max_depth = own_depth = traces = stalls = 0
     looks_up = shares = False
     pads = True
-    slow: Sequence[str] = ()
+    slow_parts: Sequence[str] = ()
 
     def __init__(self, model: nn.Module, reason: str = "") -> None:
         self.reason = reason

@@ -92,7 +92,7 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     class Traced(FakeEngine):
         def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
             self.steps += 1
-            self.changes += self.steps == 4
+            self.stalls += self.steps == 4
             return super().step(depths)
 
         steps = 0

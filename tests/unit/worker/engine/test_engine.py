@@ -457,10 +457,10 @@ def test_a_row_whose_constraint_is_too_slow_to_follow_says_so(engine: DecodingEn
         pass
     engine.step()
 
-    row.grammar.slow = True
+    row.grammar.too_slow = True
     emissions = [each for _ in range(3) for each in engine.step()]
 
-    row.grammar.slow = False  # it is kept for other tests
+    row.grammar.too_slow = False  # it is kept for other tests
     assert [str(each.error) for each in emissions] == [
         "response_format: the constraint takes too long to follow; make it less ambiguous"
     ]

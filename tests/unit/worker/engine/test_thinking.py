@@ -57,7 +57,7 @@ def answered(engine: DecodingEngine, **fields: Any) -> tuple[dict[str, Any], Emi
     while not emissions or emissions[-1].finish_reason is None:
         emissions += engine.step()
     text = "".join(emission.text for emission in emissions)
-    marks = [mark.place for emission in emissions for mark in emission.marks]
+    marks = [mark.offset for emission in emissions for mark in emission.marks]
     return message_of(text, asked.reply, asked.row_id, marks=marks, cut=True), emissions[-1]
 
 

@@ -262,7 +262,7 @@ def decoder_of(
             ) from None
     if depth and not (ragged.drafts or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
-    for part in ragged.slow:
+    for part in ragged.slow_parts:
         log.warning("slow: %s", part)
     kept = make_prefixes(ragged) if make_prefixes else None
     slots = max_rows if contest and contest.fixed else 0

@@ -112,7 +112,7 @@ class AnyFamily:
                 "prompts of different lengths are read one after the other, because recurrent "
                 "layers would take padding for tokens"
             )
-        self.slow: Sequence[str] = slow
+        self.slow_parts: Sequence[str] = slow
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         return [shape.empty(slots, capacity) for shape in self._shapes]

@@ -41,7 +41,10 @@ class WithDraftModel:
         self.weight_bytes: int = target.weight_bytes + draft.weight_bytes
         self.logits = target.logits
         self.pads = target.pads
-        self.slow: Sequence[str] = [*target.slow, *(f"draft model: {part}" for part in draft.slow)]
+        self.slow_parts: Sequence[str] = [
+            *target.slow_parts,
+            *(f"draft model: {part}" for part in draft.slow_parts),
+        ]
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         return [

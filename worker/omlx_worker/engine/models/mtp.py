@@ -96,7 +96,7 @@ class _WithHead:
         self.mtp: MTPHead | None = new_head(self)
 
     def sanitize(self, weights: Weights) -> Weights:
-        head, backbone = _apart(weights)
+        head, backbone = _divided(weights)
         # mlx-lm's own test, for Qwen3.5, of whether a checkpoint is in Hugging Face's form.
         raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in backbone.items())
         converted: Weights = super().sanitize(backbone)  # type: ignore[misc]
@@ -127,8 +127,8 @@ class Qwen3NextWithHead(_WithHead, Qwen3Next):
 
 def with_head(model_class: type[nn.Module]) -> type[nn.Module]:
     """The class that keeps the MTP head, or the class itself if its family has none."""
-    kept = {Qwen35: Qwen35WithHead, Qwen35Moe: Qwen35MoeWithHead, Qwen3Next: Qwen3NextWithHead}
-    return kept.get(model_class, model_class)
+    classes = {Qwen35: Qwen35WithHead, Qwen35Moe: Qwen35MoeWithHead, Qwen3Next: Qwen3NextWithHead}
+    return classes.get(model_class, model_class)
 
 
 def new_head(model: Any) -> MTPHead:
@@ -165,7 +165,7 @@ def as_weights_of(
     Returns:
         The weights, and why they cannot be ``head``'s; None if they can, or if there are none.
     """
-    weights, _ = _apart(weights)
+    weights, _ = _divided(weights)
     weights = fold_experts(weights)
     if not weights:
         return {}, None
@@ -174,7 +174,7 @@ def as_weights_of(
     return _shift_norms(weights, raw_backbone), None
 
 
-def _apart(weights: Weights) -> tuple[Weights, Weights]:
+def _divided(weights: Weights) -> tuple[Weights, Weights]:
     """The head's weights, named ``mtp.*``, and the backbone's."""
     head, backbone = {}, {}
     for name, value in weights.items():

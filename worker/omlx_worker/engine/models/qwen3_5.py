@@ -47,7 +47,7 @@ class RaggedQwen35:
             self._head_layers = [Layer(layer, kernels) for layer in self._head.layers]
             self._mix = kernels.product(self._head.fc)
         self.vocabulary: int = self._args.vocab_size
-        self.slow: Sequence[str] = ()
+        self.slow_parts: Sequence[str] = ()
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
 
     @property
@@ -67,10 +67,10 @@ class RaggedQwen35:
                 slots, heads, capacity, (dim, dim), self.dtype, attention=self._attention
             )
         net = layer.linear_attn
-        kept = net.conv_kernel_size - 1
+        taps = net.conv_kernel_size - 1
         return RecurrentCache(
             [
-                mx.zeros((slots, kept, net.conv_dim), self.dtype),
+                mx.zeros((slots, taps, net.conv_dim), self.dtype),
                 mx.zeros((slots, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32),
             ]
         )

@@ -20,7 +20,7 @@ class RaggedModel(Protocol):
     dtype: mx.Dtype
     vocabulary: int
     weight_bytes: int
-    slow: Sequence[str]
+    slow_parts: Sequence[str]
     """What runs without its fast form, in words."""
 
     @property

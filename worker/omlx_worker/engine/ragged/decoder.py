@@ -90,7 +90,7 @@ class RaggedDecoder(Batch):
         super().__init__(model, looks_up=lookup > 0, fixed=fixed, depth=self.max_depth)
         self.reads = 0
         self.weight_bytes, self.vocabulary = model.weight_bytes, model.vocabulary
-        self.pads, self.slow, self.shares = model.pads, model.slow, prefixes is not None
+        self.pads, self.slow_parts, self.shares = model.pads, model.slow_parts, prefixes is not None
         self._prefixes = prefixes
         self._reading: dict[str, Reading] = {}
         self._scored: dict[str, list[Scored]] = {}
@@ -108,7 +108,7 @@ class RaggedDecoder(Batch):
         return self._halves.traces
 
     @property
-    def changes(self) -> int:
+    def stalls(self) -> int:
         return self.traces + self.drains
 
     @property
@@ -212,7 +212,7 @@ class RaggedDecoder(Batch):
         landing, self._in_flight = self._in_flight, self._dispatch(self._in_flight)
         steps = self._land(landing) if landing else []
         ended: dict[str, Cut] = {
-            row.row_id: "slow" if row.matcher.slow else "failed"
+            row.row_id: "slow" if row.matcher.too_slow else "failed"
             for row in self.rows.values()
             if row.matcher and row.matcher.ended
         }

@@ -89,14 +89,14 @@ class Matcher:
         self.commit(generated)
 
     @property
-    def slow(self) -> bool:
+    def too_slow(self) -> bool:
         """Whether its grammar has exceeded the budget of time, in this row or another."""
-        return self._grammar.slow
+        return self._grammar.too_slow
 
     @property
     def ended(self) -> bool:
         """Whether the row cannot go on."""
-        return self.failed or self.slow
+        return self.failed or self.too_slow
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take tokens that the row has committed. Those after an end token are ignored."""
@@ -136,7 +136,7 @@ class Matcher:
 
     def give_up(self) -> None:
         """Refuse the grammar from now on: it takes too long to follow."""
-        self._grammar.slow = True
+        self._grammar.too_slow = True
 
     def _spend(self, seconds: float, tokens: int) -> None:
         self._debt = max(0.0, self._debt + seconds - tokens * TOKEN_SECONDS)

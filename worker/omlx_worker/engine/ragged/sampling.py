@@ -26,6 +26,23 @@ from omlx_producer.wire import MAX_TOP_LOGPROBS
 from omlx_worker.engine.rows.row import Row, Sampled, Sampling, Scored
 
 Params = dict[str, mx.array]
+"""The settings of rows in slots, of which a plan needs a part:
+
+| array | shape, type | needed |
+| --- | --- | --- |
+| ``keys`` | ``[S, 2]`` uint32, random keys | always |
+| ``temperature`` | ``[S, 1, 1]`` | with noise |
+| ``ratio`` | ``[S, 1]`` bool, whether the ratio rule judges drafts | with that rule |
+| ``top_p``, ``min_p`` | ``[S, 1, 1]`` | with filters |
+| ``top_k`` | ``[S, 1, 1]`` int32 | with filters |
+| ``repetition``, ``presence``, ``frequency`` | ``[S, 1, 1]`` | with penalties |
+| ``bias_tokens`` | ``[S, biases]`` int32, padded by token 0 | with biases |
+| ``bias_values`` | ``[S, biases]``, padded by 0 | with biases |
+| ``active`` | ``[S]`` int32, 1 in slots with rows | in a step |
+| ``depth`` | ``[S]`` int32, drafts of each row, at most | in a step |
+
+Without a type, they are float32.
+"""
 
 FEWEST_BIASES = 64
 """Entries of a logit bias that all shorter ones are padded to."""
@@ -197,13 +214,13 @@ def distribution(
         logits = mx.where(_expanded(allowed, logits.shape[-1]), logits, -mx.inf)
     if not plan.noise:
         return Distribution(logits, None)
-    kept = logprobs_of(logits)
+    logprobs = logprobs_of(logits)
     if plan.filters:
-        kept = mx.where(kept >= _threshold(kept, params), kept, -mx.inf)
+        logprobs = mx.where(logprobs >= _threshold(logprobs, params), logprobs, -mx.inf)
     temperature = params["temperature"]
     likeliest = mx.argmax(logits, axis=-1, keepdims=True)
     alone = mx.where(mx.arange(logits.shape[-1]) == likeliest, 0.0, -mx.inf)
-    weights = mx.where(temperature > 0, kept / mx.maximum(temperature, 1e-6), alone)
+    weights = mx.where(temperature > 0, logprobs / mx.maximum(temperature, 1e-6), alone)
     return Distribution(logits, weights)
 
 
@@ -266,8 +283,8 @@ def score(logits: mx.array, tokens: Sequence[int], alternatives: int) -> list[Sc
     """The log-probabilities that logits ``[P, V]`` give tokens. Waits for the device."""
     precise = logits.astype(mx.float32)
     total = mx.logsumexp(precise, axis=-1, keepdims=True)
-    own = mx.take_along_axis(precise, mx.array(list(tokens), mx.int32)[:, None], axis=-1)
-    parts = [(own - total)[:, 0], 1 + (precise > own).sum(axis=-1)]
+    chosen = mx.take_along_axis(precise, mx.array(list(tokens), mx.int32)[:, None], axis=-1)
+    parts = [(chosen - total)[:, 0], 1 + (precise > chosen).sum(axis=-1)]
     if alternatives == 1:
         top = mx.argmax(precise, axis=-1, keepdims=True)
     elif alternatives:

@@ -113,7 +113,7 @@ class Chat:
                 self._begins = []  # the template refuses such a chat
         return in_common(prompt, self._begins)
 
-    def form(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:
+    def reply(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:
         """How the answers to a request are read; None if they are plain text."""
         tokenizer, calling = self._tokenizer, request.calling
         markers: dict[str, Any] = {}
@@ -144,32 +144,32 @@ class Chat:
             return ReplyForm(markup, reader.read_all, None, calling.parallel, tokens)
         return ReplyForm(markup, reader.read, reader.read_cut, calling.parallel, tokens)
 
-    def thinking(self, form: ReplyForm | None, budget: int | None) -> Thinking | None:
+    def thinking(self, reply: ReplyForm | None, budget: int | None) -> Thinking | None:
         """How the tokens of answers tell their thinking; None if the model marks none.
 
         Args:
-            form: how the answers are read.
+            reply: how the answers are read.
         """
         tokenizer = self._tokenizer
-        if form is None or not tokenizer.has_thinking:
+        if reply is None or not tokenizer.has_thinking:
             return None
         return Thinking(
             tuple(tokenizer.think_start_tokens),
             tuple(tokenizer.think_end_tokens),
-            form.markup.thinks,
+            reply.markup.thinks,
             budget,
         )
 
-    def constraint(self, request: GenerationRequest, form: ReplyForm | None) -> Constraint | None:
+    def constraint(self, request: GenerationRequest, reply: ReplyForm | None) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.
 
         Args:
-            form: how the answers are read.
+            reply: how the answers are read.
 
         Raises:
             InvalidRequest: if the calls that it asks for cannot be held to the model's syntax.
         """
-        thinks = form is not None and form.markup.thinks
+        thinks = reply is not None and reply.markup.thinks
         constraint, calling = request.constraint, request.calling
         if calling is not None and (calling.required or calling.strict or constraint):
             grammar = self._grammar(calling, constraint, after_thinking=thinks)

@@ -76,18 +76,18 @@ class Grammar:
         start: at the beginning of a text; copied for every row.
         vocabulary: tokens that its masks cover, at least the entries of the model's logits.
         ends: end tokens, allowed where a text may end.
-        slow: whether it has taken too long to follow. The decode thread sets it; then no more rows
-            may have it.
+        too_slow: whether it has taken too long to follow. The decode thread sets it; then no more
+            rows may have it.
     """
 
     start: LLMatcher = field(repr=False)
     vocabulary: int
     ends: frozenset[int]
-    slow: bool = False
+    too_slow: bool = False
 
 
-class _Kept:
-    """The place of a grammar that is compiled once, or of the reason why it cannot be."""
+class _Entry:
+    """A grammar that is compiled once, or the reason why it cannot be."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -105,7 +105,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._lock = Lock()
-        self._kept = lru_cache(MOST_GRAMMARS)(lambda _: _Kept())
+        self._entries = lru_cache(MOST_GRAMMARS)(lambda _: _Entry())
 
     def compile(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint.
@@ -115,14 +115,14 @@ class Grammars:
             TooSlow: if it took too long to follow before.
         """
         with self._lock:
-            place = self._kept(constraint)
-        with place.lock:
-            kept = place.made = place.made or self._compiled(constraint)
-        if isinstance(kept, BadConstraint):
-            raise BadConstraint(str(kept), kept.rule)
-        if kept.slow:
+            entry = self._entries(constraint)
+        with entry.lock:
+            made = entry.made = entry.made or self._compiled(constraint)
+        if isinstance(made, BadConstraint):
+            raise BadConstraint(str(made), made.rule)
+        if made.too_slow:
             raise TooSlow("it takes too long to follow")
-        return kept
+        return made
 
     @cached_property
     def tokens(self) -> LLTokenizer:
@@ -168,7 +168,7 @@ class Grammars:
         before, after = _lead(constraint, Spelling(added))
         [answer] = json.loads(text)["grammars"]
         lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
-        return _form(lead, {**answer, "name": "answer"})
+        return _joined(lead, {**answer, "name": "answer"})
 
 
 def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
@@ -178,7 +178,7 @@ def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
     value = constraint.value
     match constraint.kind:
         case "grammar":
-            return _form({"lark_grammar": numbered(value, names)})
+            return _joined({"lark_grammar": numbered(value, names)})
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "choice":
@@ -191,7 +191,7 @@ def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
         raise BadConstraint(plain_reason(str(error))) from None
 
 
-def _form(*grammars: dict[str, str]) -> str:
+def _joined(*grammars: dict[str, str]) -> str:
     """Grammars in llguidance's own form."""
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
@@ -241,8 +241,8 @@ def _dry_run(constraint: Constraint, text: str) -> None:
         where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
         raise BadConstraint(where + plain_reason(error), rule)
     if late or process.returncode == -signal.SIGXCPU:
-        slow = f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler"
-        raise TooLate(slow) if late else BadConstraint(slow)
+        reason = f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler"
+        raise TooLate(reason) if late else BadConstraint(reason)
     if process.returncode < 0:
         raise BadConstraint("it is nested too deeply to compile; make it simpler")
     if process.returncode:

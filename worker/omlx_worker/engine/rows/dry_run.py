@@ -71,13 +71,13 @@ def blamed(schema: dict[str, Any], options: Any, tokens: LLTokenizer) -> list[st
 def _parts(part: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """The objects in an object and in its lists and objects, with the steps to them."""
     for name, value in part.items():
-        held: list[tuple[str, Any]] = []
+        entries: list[tuple[str, Any]] = []
         if isinstance(value, dict):
             yield [name], value
-            held = list(value.items())
+            entries = list(value.items())
         elif isinstance(value, list):
-            held = [(str(index), entry) for index, entry in enumerate(value)]
-        for key, entry in held:
+            entries = [(str(index), entry) for index, entry in enumerate(value)]
+        for key, entry in entries:
             if isinstance(entry, dict):
                 yield [name, key], entry
 

@@ -71,7 +71,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def changes(self) -> int:
+    def stalls(self) -> int:
         """How often steps were traced or rows moved so far; either makes the next steps slow."""
         ...
 

@@ -102,7 +102,7 @@ class Prompter:
         marks: tuple[int, ...] = ()
         if request.messages is not None:
             marks = (self._chat.shared(request, prompt),)
-            reply = self._chat.form(request, prompt)
+            reply = self._chat.reply(request, prompt)
             constraint = self._chat.constraint(request, reply)
             thinking = self._chat.thinking(reply, self._budget(request))
         if thinking is None and request.thinking_token_budget is not None:

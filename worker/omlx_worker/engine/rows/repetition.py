@@ -11,9 +11,9 @@ from omlx_producer.wire import RepetitionDetection
 class Repetition:
     """Watches the tokens of one row.
 
-    A pattern of ``n`` tokens repeats at the end if each of the last tokens is the one ``n`` places
-    before it. So for every distance it counts for how many tokens that has held. Only distances at
-    which the newest token occurs are looked at: of usual texts a few.
+    A pattern of ``n`` tokens repeats at the end if each of the last tokens is the one ``n``
+    positions before it. So for every distance it counts for how many tokens that has been so. Only
+    distances at which the newest token occurs are looked at: of usual texts a few.
     """
 
     def __init__(self, detection: RepetitionDetection) -> None:
@@ -23,19 +23,19 @@ class Repetition:
             for size in range(self._longest + 1)
         ]
         self._tokens = 0
-        self._places: defaultdict[int, deque[int]] = defaultdict(deque)
-        self._held: dict[int, int] = {}
+        self._positions: defaultdict[int, deque[int]] = defaultdict(deque)
+        self._runs: dict[int, int] = {}
 
     def feed(self, token: int) -> bool:
         """Take the next token; returns whether a pattern has now repeated often enough."""
-        at, places, before = self._tokens, self._places[token], self._held
+        at, positions, before = self._tokens, self._positions[token], self._runs
         self._tokens += 1
-        while places and at - places[0] > self._longest:
-            places.popleft()
-        self._held, enough = {}, False
-        for place in places:
-            size = at - place
-            held = self._held[size] = before.get(size, 0) + 1
-            enough = enough or held >= self._needed[size]
-        places.append(at)
+        while positions and at - positions[0] > self._longest:
+            positions.popleft()
+        self._runs, enough = {}, False
+        for position in positions:
+            size = at - position
+            run = self._runs[size] = before.get(size, 0) + 1
+            enough = enough or run >= self._needed[size]
+        positions.append(at)
         return enough

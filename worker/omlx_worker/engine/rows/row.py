@@ -139,11 +139,11 @@ class Mark(NamedTuple):
 
     Attributes:
         token: its index among the row's generated tokens.
-        place: where its text begins in the row's text.
+        offset: where its text begins in the row's text.
     """
 
     token: int
-    place: int
+    offset: int
 
 
 class Said(NamedTuple):

@@ -183,8 +183,8 @@ class RowText:
             self._thoughts.feed(token)
         self._detokenizer.add_token(token)
         if marker := self._markers.get(token):
-            place = self._detokenizer.text.rfind(marker)
-            self.marks += [Mark(self._tokens - 1, place)] if place >= 0 else []
+            offset = self._detokenizer.text.rfind(marker)
+            self.marks += [Mark(self._tokens - 1, offset)] if offset >= 0 else []
         end: FinishReason | None = None
         penalises = False
         if self._repetition and self._repetition.feed(token):
@@ -227,6 +227,6 @@ class RowText:
         if state is None:
             return text, True
         if final:
-            self._stops, held, _ = TextStateMachine.flush(self._stops)
-            text += held
+            self._stops, rest, _ = TextStateMachine.flush(self._stops)
+            text += rest
         return text, False

@@ -27,5 +27,5 @@ def in_common(one: Sequence[int], other: Sequence[int]) -> int:
     for start in range(0, limit, _BLOCK):
         end = min(start + _BLOCK, limit)
         if one[start:end] != other[start:end]:
-            return next(place for place in range(start, end) if one[place] != other[place])
+            return next(at for at in range(start, end) if one[at] != other[at])
     return limit

@@ -220,7 +220,7 @@ def test_a_grammar_whose_one_mask_takes_seconds_does_not_hold_up_a_step(demo: Lo
     decoder.step = timed  # type: ignore[method-assign, assignment]
     ended = play(decoder, [constrained("x", grammar), constrained("z"), free("f")])
 
-    assert grammar.slow
+    assert grammar.too_slow
     assert (ended["x"].reason, ended["z"].reason) == ("length", "stop")
     assert len(ended["f"].tokens) == 40
     assert max(seconds) < 2
@@ -247,7 +247,7 @@ def test_a_row_whose_step_does_not_end_is_left_behind(
     assert (ended["x"].reason, ended["x"].tokens) == ("length", ())
     assert ended["z"].reason == "stop"
     assert len(ended["f"].tokens) == 40
-    assert hanging.slow
+    assert hanging.too_slow
 
 
 def test_a_row_resumed_from_tokens_outside_its_grammar_is_cut(demo: Loaded) -> None:

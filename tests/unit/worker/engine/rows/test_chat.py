@@ -35,12 +35,12 @@ def prompt(family: str = "json_tools", *, thinking: bool = False, **fields: Any)
 
 def form(family: str, *, thinking: bool = False, **fields: Any) -> ReplyForm | None:
     chat, request = Chat(tokenizer_of(family, thinking=thinking), "m"), ask(**fields)
-    return chat.form(request, chat.encode(request))
+    return chat.reply(request, chat.encode(request))
 
 
 def constraint(family: str, *, thinking: bool = False, **fields: Any) -> Constraint | None:
     chat, request = Chat(tokenizer_of(family, thinking=thinking), "m"), ask(**fields)
-    return chat.constraint(request, chat.form(request, chat.encode(request)))
+    return chat.constraint(request, chat.reply(request, chat.encode(request)))
 
 
 def test_calls_and_their_answers_reach_the_template_with_arguments_as_objects() -> None:
@@ -163,7 +163,7 @@ def test_thinking_that_a_template_opens_unasked_is_seen() -> None:
         "json_tools", thinking=True, template="{{ messages[0].content }}: <think>\n"
     )
     chat, request = Chat(tokenizer, "m"), ask()
-    found = chat.form(request, chat.encode(request))
+    found = chat.reply(request, chat.encode(request))
     assert found is not None
     assert found.markup.thinks
 

@@ -250,7 +250,7 @@ def test_a_constraint_that_was_too_slow_to_follow_is_refused_by_its_field() -> N
     [row] = prompter.rows(request, "job")
     assert row.grammar is not None
 
-    row.grammar.slow = True
+    row.grammar.too_slow = True
 
     with pytest.raises(InvalidRequest) as refused:
         prompter.rows(request, "job")

@@ -109,8 +109,8 @@ class CallGrammar:
             parameters = parameters_of(schema)
             require_pairs(schema, parameters)
             named = [
-                (self._pair(f"{name}_{place}", each, pairs), each.required)
-                for place, each in enumerate(parameters)
+                (self._pair(f"{name}_{index}", each, pairs), each.required)
+                for index, each in enumerate(parameters)
             ]
             arguments = self._sequence(named, self._spelling.literal(pairs.between))
         self._rules[name] = self._joined(
