@@ -7,10 +7,10 @@ fastest runs from then on.
 
 That takes milliseconds and memory, so no size is decided while rows wait. What is traced while a
 model is loaded or its worker is idle is decided on the spot. A size that rows meet first borrows
-the form of the smallest decided size of its kind that is at least as large in every number, and is
-decided when the worker is idle. The proof of that larger size covers it: sizes of a kind run one
-program, which takes rows and positions as they come, and whose indices reach no further. Where
-there is no larger one, the plain form runs.
+the form of the next larger size of its kind, or else of the largest, and is decided when the worker
+is idle. A kind is one program, with the same constants; numbers say how many blocks of it run and
+how often its loops do. So a proof at one size, on this device, stands for its kind; what depends on
+numbers is proven by the tests, in an emulator. Of a kind without a proof the plain form runs.
 
 What was measured is kept in a file, so that a model has the same forms after a restart: two forms
 round differently.
@@ -46,19 +46,11 @@ class Size:
 
     Attributes:
         numbers: of rows, positions and the like. A form takes any of them.
-        kind: what else a form depends on: heads, types, options.
+        kind: all else that decides which program a kernel is: heads, types, options.
     """
 
     numbers: dict[str, int]
     kind: str
-
-    def covers(self, other: Size) -> bool:
-        """Whether what is right at this size is right at the other one too."""
-        return (
-            self.kind == other.kind
-            and self.numbers.keys() == other.numbers.keys()
-            and all(count >= other.numbers[name] for name, count in self.numbers.items())
-        )
 
     def __str__(self) -> str:
         return ", ".join([*(f"{count} {name}" for name, count in self.numbers.items()), self.kind])
@@ -165,7 +157,7 @@ class Contest:
             if self.eager or self.fixed:
                 decided = decide()
             else:
-                decided = self._waiting[key] = _Waiting(self._covering(key), decide)
+                decided = self._waiting[key] = _Waiting(self._nearest(*key), decide)
         return forms.get(decided.form, forms[PLAIN])(*arguments, **options or {})
 
     def decide_next(self) -> bool:
@@ -180,12 +172,23 @@ class Contest:
         waiting = next(iter(self._waiting.values()))
         return waiting.decide().form != waiting.form
 
-    def _covering(self, key: tuple[str, Size]) -> str:
-        """The form of the smallest size whose proof covers this one."""
-        part, size = key
-        covering = [r for r in self.results if r.part == part and r.size.covers(size)]
-        smallest = min(covering, key=lambda r: math.prod(r.size.numbers.values()), default=None)
-        return smallest.form if smallest else PLAIN
+    def _nearest(self, part: str, size: Size) -> str:
+        """The form of the next larger size of this kind, or of the largest."""
+        kind = [
+            result
+            for result in self.results
+            if result.part == part
+            and result.size.kind == size.kind
+            and result.size.numbers.keys() == size.numbers.keys()
+        ]
+        kind.sort(key=lambda result: math.prod(result.size.numbers.values()))
+        larger = (
+            result
+            for result in kind
+            if all(result.size.numbers[name] >= count for name, count in size.numbers.items())
+        )
+        found = next(larger, kind[-1] if kind else None)
+        return found.form if found else PLAIN
 
     def _trial(
         self,

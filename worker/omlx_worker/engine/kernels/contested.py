@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention import Heads, Pair
+from omlx_worker.engine.kernels.attention_kernel import LEAST
 from omlx_worker.engine.kernels.contest import PLAIN, Contest, Size
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
 from omlx_worker.engine.kernels.plain.net_inputs import Projected
@@ -104,9 +105,16 @@ def _attention(
         for name, value in sorted(options.items())
         if isinstance(value, mx.array) or value
     ]
-    kind = f"{query_heads} heads over {_heads(tails[0])}, values of {tails[1].shape[3]}"
-    size = _size((slots, width), ", ".join([kind, *used]), positions=capacity)
-    return size, (queries, body, tails, replace(window, table=table), scale)
+    kind = f"{slots} rows, {width} wide, {query_heads} heads over {_heads(tails[0])}"
+    used += ["shared out"] * (capacity >= 2 * LEAST)
+    kind = ", ".join([kind, f"values of {tails[1].shape[3]}", *used])
+    return Size({"positions": capacity}, kind), (
+        queries,
+        body,
+        tails,
+        replace(window, table=table),
+        scale,
+    )
 
 
 def _rule(window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array) -> Compared:
@@ -156,19 +164,17 @@ NET = {"prepare": Part("net inputs", _net_inputs), "gated": Part("net output", _
 """Of `NetOperations`."""
 
 
-def _size(
-    shape: Sequence[int], kind: str, past: mx.array | None = None, positions: int | None = None
-) -> Size:
+def _size(shape: Sequence[int], kind: str, past: mx.array | None = None) -> Size:
     """The size of a window.
 
     Args:
         shape: slots, width and whatever follows.
         past: the window before it, ``[S, W, ...]``, if its drafts may be replayed.
-        positions: of the bodies.
     """
-    replayed = None if past is None else past.shape[1] - 1
-    numbers = {"rows": shape[0], "wide": shape[1], "replayed": replayed, "positions": positions}
-    return Size({name: count for name, count in numbers.items() if count is not None}, kind)
+    numbers = {"rows": shape[0], "wide": shape[1]}
+    if past is not None:
+        numbers["replayed"] = past.shape[1] - 1
+    return Size(numbers, kind)
 
 
 def _all(past: mx.array | None, accepted: mx.array) -> mx.array:

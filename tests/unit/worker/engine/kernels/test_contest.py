@@ -189,11 +189,11 @@ def test_rows_never_wait_for_a_contest() -> None:
     [
         (3, "floats", "plain"),
         (8, "floats", "kernel"),
-        (17, "floats", "plain"),
+        (17, "floats", "kernel"),
         (8, "others", "plain"),
     ],
 )
-def test_an_undecided_size_borrows_the_form_of_the_next_larger_one(
+def test_an_undecided_size_borrows_the_form_of_the_next_larger_or_the_largest(
     rows: int, kind: str, form: str
 ) -> None:
     contest, ran = serving(), list[str]()
@@ -206,7 +206,7 @@ def test_an_undecided_size_borrows_the_form_of_the_next_larger_one(
     assert ran == [form]
 
 
-def test_a_kernel_that_was_never_right_at_a_larger_size_is_not_borrowed() -> None:
+def test_a_kernel_that_was_wrong_at_another_size_is_not_borrowed() -> None:
     contest = Contest()
     held(contest, slow(doubled), wrong, of(16))
     contest.eager = False
