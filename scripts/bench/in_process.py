@@ -38,6 +38,12 @@ class InProcess:
         self._loop.add([DecodeRow(row, level)])
         return row
 
+    def warm_up(self) -> int:
+        """Run through the list of shapes; returns how many were traced."""
+        while self._engine.warm_up():
+            pass
+        return self._engine.traces
+
     def act(self) -> list[Emission]:
         """Read a chunk of a prompt or run a step; returns the tokens that came out of it."""
         return self._loop.act() or []

@@ -112,6 +112,9 @@ class FakeEngine:
     def slots(self) -> int:
         return len(self._present)
 
+    def warm_up(self, *, first: bool = False) -> bool:
+        return False
+
     def text_of(self, row: Row) -> Said:
         return Said(expected(row)[1][: self._said(row)])
 

@@ -109,8 +109,8 @@ class WorkerFigures(BaseModel):
     steps: Annotated[int, _count("steps", "Decode steps.")] = 0
     decode_rows: Annotated[int, _count("decode_rows", "Rows summed over the steps.")] = 0
     prompt_windows: Annotated[int, _count("prompt_windows", "Windows of prompts read.")] = 0
-    traces: Annotated[int, _count("traces", "Steps and windows traced for a new shape.")] = 0
-    contests: Annotated[int, _count("contests", "Comparisons of a kernel's forms.")] = 0
+    traces: Annotated[int, _count("traces", "Shapes of steps first met by rows.")] = 0
+    contests: Annotated[int, _count("contests", "Comparisons of kernels while rows waited.")] = 0
     pauses: Annotated[int, _count("num_preemptions", "Rows that made place.")]
     cache_bytes: Annotated[int, Exported("memory_bytes", _MEMORY, kind="caches")]
     weight_bytes: Annotated[int, Exported("memory_bytes", _MEMORY, kind="weights")]

@@ -56,8 +56,8 @@ class Counters:
         prompt_tokens: tokens read, including those read again, and the last token of each prompt,
             which its first step reads.
         cached_tokens: tokens not read, because a prefix was kept.
-        traces: see `Engine`.
-        contests: likewise, since the worker was ready.
+        traces: steps that rows waited for until they were traced for a new shape.
+        contests: comparisons of kernels that rows waited for.
         pauses: how often a row made place for a more urgent one.
     """
 
@@ -90,6 +90,8 @@ class Counters:
         tokens, steps = counted(self.tokens, "token"), counted(self.steps, "step")
         windows = counted(self.prompt_windows, "window")
         text = f"{tokens} in {steps}, mean batch {self.mean_batch:.1f}, prompts in {windows}"
+        if self.traces:
+            text += f", {counted(self.traces, 'trace')}"
         drafts = self.drafts
         if not drafts.drafted:
             return text

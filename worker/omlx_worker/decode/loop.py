@@ -56,7 +56,6 @@ class DecodeLoop:
     ) -> None:
         self.counters = counters
         self._engine = engine
-        self._kept_contests = engine.contests
         self._driver = driver
         self._chunks = chunks
         self._scheduler = Scheduler(
@@ -100,11 +99,13 @@ class DecodeLoop:
         Raises:
             EngineFailed: the rows that it names are to be dropped.
         """
+        engine, counters = self._engine, self.counters
+        traces, contests = engine.traces, engine.contests
         try:
             return self._act()
         finally:
-            self.counters.traces = self._engine.traces
-            self.counters.contests = self._engine.contests - self._kept_contests
+            counters.traces += engine.traces - traces
+            counters.contests += engine.contests - contests
             self.counters.rows = self._scheduler.joined
             self.counters.waiting = self._scheduler.waiting
 

@@ -130,6 +130,8 @@ class DecodeThread:
                 driver=self.driver,
                 chunks=ChunkSize(LONGEST_CHUNK, FIXED_CHUNK if self._settings.fixed_shapes else 1),
             )
+            while engine.warm_up(first=True):
+                pass
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
             self._made.set_exception(error)
             return
@@ -158,7 +160,7 @@ class DecodeThread:
         except EngineFailed as failure:
             self._blame(failure)
             return
-        if emissions is None:
+        if emissions is None and not self._engine.warm_up():
             self._obey(self._mailbox.get())
             return
         if emissions:

@@ -27,6 +27,7 @@ from omlx_worker.engine.rows.constraints import TOO_SLOW
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Size
 from omlx_worker.engine.rows.row import Emission, Known, Row, RowStep, Said, Sampled, Scored
 from omlx_worker.engine.rows.text import RowText, bytes_of_tokens, decode_faithfully
+from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,13 @@ class DecodingEngine:
         head: where the MTP head that drafts came from; None if none does.
         head_hint: how to get the one that the model's files lack; None if they lack none.
         contest: decides which kernels run.
+        shapes: runs through those that rows may meet; None for mlx-lm's loop.
     """
 
     head: str | None = None
     head_hint: str | None = None
     contest: Contest = HERE
+    shapes: WarmUp | None = None
 
     def __init__(
         self,
@@ -109,7 +112,12 @@ class DecodingEngine:
     def contests(self) -> int:
         return self.contest.contests
 
+    def warm_up(self, *, first: bool = False) -> bool:
+        return self.shapes is not None and self.shapes.next(first=first)
+
     def add(self, row: Row) -> Known:
+        if self.shapes:
+            self.shapes.stop()
         text = RowText(row, self._tokenizer)
         read = 0 if self._repeats else len(row.generated)
         for count, token in enumerate(row.generated, 1):
@@ -198,6 +206,8 @@ class DecodingEngine:
 
     def keep_within(self, limit: int) -> None:
         keep_within(limit)
+        if self.shapes:
+            self.shapes.limit = limit
 
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         return self.decoder.bytes_for(rows, alone=alone)
@@ -213,6 +223,8 @@ class DecodingEngine:
         self.decoder.wait()
 
     def close(self) -> None:
+        if self.shapes:
+            self.shapes.stop()
         self.decoder.close()
         del self.decoder
         self._rows.clear()

@@ -109,7 +109,7 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     assert told == [False, True, True, False, False, True, True, True]
 
 
-def test_traces_and_contests_are_counted_but_for_those_kept_from_an_earlier_worker() -> None:
+def test_traces_and_contests_are_counted_but_for_those_before_rows_came() -> None:
     class Tracing(FakeEngine):
         def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
             self.traces += 2
@@ -117,8 +117,8 @@ def test_traces_and_contests_are_counted_but_for_those_kept_from_an_earlier_work
             return super().step(depths)
 
     engine = Tracing()
-    engine.contests = 40
     worker = decoding(engine, limit=1000)
+    engine.traces = engine.contests = 40
     worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 3)
     assert (worker.counters.traces, worker.counters.contests) == (6, 3)

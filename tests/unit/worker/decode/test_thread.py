@@ -284,3 +284,21 @@ def test_the_engine_is_given_up_with_the_reason() -> None:
     error = bench.main.get(timeout=5).error
     assert isinstance(error, EngineBroken)
     assert "the device was lost" in str(error)
+
+
+def test_an_idle_thread_warms_up_and_leaves_off_when_a_job_comes() -> None:
+    class Cold(FakeEngine):
+        first, pieces = 3, 0
+
+        def warm_up(self, *, first: bool = False) -> bool:
+            assert not self.states, "rows wait"
+            self.pieces += 1
+            return not first or self.pieces < self.first
+
+    bench = Bench()
+    bench.engine = engine = Cold()
+    bench.decode_thread.start()
+    assert engine.pieces >= 3, "what the first job needs"
+    bench.admit("a", max_completion_tokens=5)
+    bench.until(Stepped)
+    bench.run_out()

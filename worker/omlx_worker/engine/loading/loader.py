@@ -37,6 +37,7 @@ from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
+from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ def load_engine(
         family, decoder, tokenizer, prompters.rows, info, max_rows, draft_model, repeats=fixed
     )
     engine.contest = contest
+    if isinstance(decoder, RaggedDecoder):
+        engine.shapes = WarmUp(decoder, contest, 1 if fixed else max_rows)
     if depth and not draft_model and not decoder.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
         engine.head_hint = head_hint(network, model, path)

@@ -80,6 +80,19 @@ class Engine(Protocol):
         """How often forms of a kernel were compared so far."""
         ...
 
+    def warm_up(self, *, first: bool = False) -> bool:
+        """Do a part of what rows would wait for if they met it first: some 100 ms.
+
+        Called while there is no row; `add` ends it.
+
+        Args:
+            first: only what the first job needs.
+
+        Returns:
+            Whether more of it is left.
+        """
+        ...
+
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
 

@@ -1,0 +1,74 @@
+"""What rows would wait for if they met it first is done while nobody waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from omlx_worker.engine import warm_up
+from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.warm_up import WarmUp, shapes
+from tests.helpers.decoding import Loaded, row, run
+
+SAMPLED = Sampling(temperature=0.8, top_k=20, seed=3)
+
+
+def warmed(qwen: Loaded, max_rows: int) -> WarmUp:
+    warm = WarmUp(qwen.decoder(depth=1), Contest(), max_rows)
+    warm.limit = 1 << 40
+    return warm
+
+
+def test_the_first_job_needs_one_row_in_each_way_to_sample() -> None:
+    assert [shape.is_first for shape in shapes(6)] == [True] * 3 + [False] * 21
+    assert [shape.rows for shape in shapes(6)][:12:3] == [1, 2, 4, 6]
+
+
+def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm_up(
+    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_up, "LENGTHS", (16,))
+    warm = warmed(qwen, max_rows=2)
+    while warm.next(first=True):
+        assert warm._contest.eager is False
+    decoder, prompts = warm._decoder, ([5] * 20, [6] * 30)
+    traces = decoder.traces
+    assert traces
+    assert run(decoder, [row("a", prompts[0], 12)]) == {"a": qwen.greedy(prompts[0], 12)}
+    assert decoder.traces == traces
+    while warm.next():
+        pass
+    traces = decoder.traces
+    wanted = {name: qwen.greedy(prompt, 12) for name, prompt in zip("ab", prompts, strict=True)}
+    assert run(decoder, [row(*each, 12) for each in zip("ab", prompts, strict=True)]) == wanted
+    sampled = [row(name, prompts[0], 12, SAMPLED) for name in "ab"]
+    assert run(decoder, sampled) == run(qwen.decoder(depth=1), sampled)
+    assert decoder.traces == traces
+
+
+def test_rows_that_come_drop_those_of_the_warm_up(qwen: Loaded) -> None:
+    warm = warmed(qwen, max_rows=4)
+    for _ in range(5):
+        warm.next()
+    assert warm._decoder.slots
+    warm.stop()
+    assert not warm._decoder.slots
+    prompt = [5] * 20
+    assert run(warm._decoder, [row("a", prompt, 12)]) == {"a": qwen.greedy(prompt, 12)}
+    assert warm.next(), "what was begun is begun anew"
+
+
+def test_shapes_that_do_not_fit_and_failures_end_no_worker(
+    qwen: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warm = warmed(qwen, max_rows=4)
+    warm.limit = 0
+    while warm.next():
+        pass
+    assert warm._decoder.traces == 0
+    warm = warmed(qwen, max_rows=4)
+    monkeypatch.setattr(warm._decoder, "step", lambda _: 1 / 0)
+    while warm.next():
+        pass
+    assert "the warm-up ends" in caplog.text
+    assert not warm._decoder.slots

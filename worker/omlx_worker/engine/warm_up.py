@@ -1,0 +1,157 @@
+"""The shapes that are traced, proven and timed before rows wait for them.
+
+A step or a window of prompts is traced for each new shape, and its kernels are compared; either
+takes as long as many steps. So rows that nobody asked for run through a closed list of shapes, a
+step at a time while the worker has nothing else to do:
+
+=================================  ========================================================
+rows                               1, 2, 4 and so on, up to ``--max-batch``
+drafts of a step                   none, 1 and so on, up to the most
+sampling                           greedy; sampled; sampled with top-p, top-k or min-p
+positions of the longest row       up to 256, and up to 512
+=================================  ========================================================
+
+The shapes of one row up to 256 positions, which the first job needs, come before the worker says
+that it is ready. Windows of prompts have as many rows, of 16 tokens. What else rows meet is traced
+where they meet it; kernels run in borrowed forms there, and are compared while the worker idles,
+see `Contest`. Their verdicts are kept on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.rows.row import Row, Sampling
+
+log = logging.getLogger(__name__)
+
+SAMPLINGS = (Sampling(temperature=0), Sampling(), Sampling(top_p=0.9))
+
+LENGTHS = (16, 300)
+"""Prompt tokens of the longest row."""
+
+WINDOW = 64
+"""Prompt tokens that are read at a time, at most."""
+
+STEPS = 3
+"""Steps at one depth: the first of them may be traced for drafts of the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Rows that run together.
+
+    Attributes:
+        length: prompt tokens of the longest row; the others have `LENGTHS[0]`.
+    """
+
+    rows: int
+    length: int
+    sampling: Sampling
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the first job needs it."""
+        return self.rows == 1 and self.length == LENGTHS[0]
+
+
+def shapes(max_rows: int) -> list[Shape]:
+    """The list, in the order in which jobs are likely to need them."""
+    counts = [1 << power for power in range(max(0, max_rows - 1).bit_length() + 1)]
+    return [
+        Shape(min(rows, max_rows), length, sampling)
+        for length in LENGTHS
+        for rows in counts
+        for sampling in SAMPLINGS
+    ]
+
+
+class WarmUp:
+    """Runs through the list of shapes. Used by the engine's thread.
+
+    Args:
+        max_rows: rows at the same time, at most.
+
+    Attributes:
+        limit: bytes of weights and rows. A shape that takes more is left out.
+    """
+
+    def __init__(self, decoder: RaggedDecoder, contest: Contest, max_rows: int) -> None:
+        self.limit = decoder.weight_bytes
+        self._decoder = decoder
+        self._contest = contest
+        self._left = shapes(max_rows)
+        self._running: Iterator[None] | None = None
+
+    def next(self, *, first: bool = False) -> bool:
+        """Read a window, run a step or compare a kernel that rows have met.
+
+        Args:
+            first: only what the first job needs.
+
+        Returns:
+            Whether there is more to do.
+        """
+        self._contest.eager = True
+        try:
+            if self._left and (self._left[0].is_first or not first):
+                self._go_on()
+            elif not first:
+                self._contest.decide_next()
+        except Exception:
+            log.exception("the warm-up ends: steps are traced where rows meet them")
+            self._left.clear()
+            self.stop()
+        finally:
+            self._contest.eager = False
+        if first:
+            return bool(self._left) and self._left[0].is_first
+        return bool(self._left or self._contest.waiting)
+
+    def stop(self) -> None:
+        """Drop the rows: others come. The shape is begun anew later."""
+        if self._running is not None:
+            self._running.close()  # type: ignore[attr-defined]
+            self._running = None
+
+    def _go_on(self) -> None:
+        if self._running is None:
+            self._running = self._run(self._left[0])
+        if next(self._running, self) is self:
+            self._running = None
+            del self._left[0]
+
+    def _run(self, shape: Shape) -> Iterator[None]:
+        decoder = self._decoder
+        depths = range(decoder.max_depth + 1)
+        tokens = (1 + decoder.max_depth) * STEPS * (2 + decoder.max_depth)
+        lengths = [shape.length, *[LENGTHS[0]] * (shape.rows - 1)]
+        rows = [
+            Row(f"warm-up:{n}", [1] * length, tokens, shape.sampling, cache=False)
+            for n, length in enumerate(lengths)
+        ]
+        sizes = [row.size(row.length) for row in rows]
+        if decoder.bytes_for(sizes, alone=True) + decoder.weight_bytes > self.limit:
+            return
+        try:
+            left = {row.row_id: row.length for row in rows}
+            for row in rows:
+                decoder.add(row)
+            while left:
+                together = list(left)[: WINDOW // LENGTHS[0]]
+                read = dict.fromkeys(together, WINDOW // len(together))
+                left |= decoder.prefill(read)
+                left = {row_id: count for row_id, count in left.items() if count}
+                yield
+            for depth in (*depths, 0):
+                for _ in range(STEPS):
+                    decoder.step({row.row_id: depth for row in rows})
+                    yield
+        finally:
+            for row in rows:
+                decoder.remove(row.row_id)
+            decoder.wait()
