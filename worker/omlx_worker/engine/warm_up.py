@@ -14,7 +14,7 @@ positions of the longest row       up to 256, and up to 512
 The shapes of one row up to 256 positions, which the first job needs, come before the worker says
 that it is ready. Windows of prompts have as many rows, of 16 tokens. What else rows meet is traced
 where they meet it; kernels run in borrowed forms there, and are compared while the worker idles,
-see `Contest`. Their verdicts are kept on disk.
+see `Contest`. If others win, the list begins anew. Their verdicts are kept on disk.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class WarmUp:
         self.limit = decoder.weight_bytes
         self._decoder = decoder
         self._contest = contest
+        self._max_rows = max_rows
         self._left = shapes(max_rows)
         self._running: Iterator[None] | None = None
 
@@ -100,8 +101,9 @@ class WarmUp:
         try:
             if self._left and (self._left[0].is_first or not first):
                 self._go_on()
-            elif not first:
-                self._contest.decide_next()
+            elif not first and self._contest.decide_next():
+                self._decoder.retrace()
+                self._left = shapes(self._max_rows)
         except Exception:
             log.exception("the warm-up ends: steps are traced where rows meet them")
             self._left.clear()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
 from omlx_worker.engine import warm_up
-from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.contest import Contest, Size
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.warm_up import WarmUp, shapes
 from tests.helpers.decoding import Loaded, row, run
@@ -44,6 +45,28 @@ def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm
     sampled = [row(name, prompts[0], 12, SAMPLED) for name in "ab"]
     assert run(decoder, sampled) == run(qwen.decoder(depth=1), sampled)
     assert decoder.traces == traces
+
+
+def test_the_list_is_traced_again_once_another_kernel_has_won(
+    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_up, "LENGTHS", (16,))
+    warm = warmed(qwen, max_rows=1)
+    while warm.next():
+        pass
+    decoder, contest = warm._decoder, warm._contest
+    traces = decoder.traces
+    forms = {"plain": lambda x: sum(x @ x for _ in range(9)) / 9, "kernel": lambda x: x @ x}
+    contest.run("square", Size({"rows": 64}, "floats"), forms, [mx.ones((64, 64))])
+
+    while warm.next():
+        pass
+
+    assert contest.results[-1].form == "kernel"
+    assert decoder.traces == 2 * traces
+    prompt = [5] * 20
+    assert run(decoder, [row("a", prompt, 12)]) == {"a": qwen.greedy(prompt, 12)}
+    assert decoder.traces == 2 * traces
 
 
 def test_rows_that_come_drop_those_of_the_warm_up(qwen: Loaded) -> None:

@@ -111,6 +111,7 @@ class Contest:
         self.contests = 0
         self._results: dict[tuple[str, Size], Result] = {}
         self._waiting: dict[tuple[str, Size], _Waiting] = {}
+        self._outdated = False
         self._file = folder / f"kernels-{_identity()}.json" if folder and not fixed else None
         if self._file and self._file.exists():
             try:
@@ -164,13 +165,16 @@ class Contest:
         """Decide one of the sizes that rows met: some 20 ms, for a worker that is idle.
 
         Returns:
-            Whether another form runs there from now on. What was compiled with the borrowed one
-            keeps it until it is traced again.
+            Whether none is left, and some of them run another form than the one they borrowed. What
+            was traced with that keeps it until it is traced again.
         """
-        if not self._waiting:
+        if self._waiting:
+            waiting = next(iter(self._waiting.values()))
+            self._outdated |= waiting.decide().form != waiting.form
+        if self._waiting or not self._outdated:
             return False
-        waiting = next(iter(self._waiting.values()))
-        return waiting.decide().form != waiting.form
+        self._outdated = False
+        return True
 
     def _nearest(self, part: str, size: Size) -> str:
         """The form of the next larger size of this kind, or of the largest."""

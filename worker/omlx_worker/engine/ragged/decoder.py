@@ -107,6 +107,10 @@ class RaggedDecoder(Batch):
         """See `Halves`."""
         return self._halves.traces
 
+    def retrace(self) -> None:
+        """Let the next step of each shape be traced again, since other kernels run there."""
+        self._halves.clear()
+
     @property
     def stalls(self) -> int:
         return self.traces + self.drains
