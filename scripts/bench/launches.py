@@ -114,7 +114,7 @@ class Kernel(Contest):
         arguments: Sequence[Any],
         options: Mapping[str, Any] | None = None,
         *,
-        like: Sequence[Any] | None = None,  # noqa: ARG002
+        like: Callable[[], Sequence[Any]] | None = None,  # noqa: ARG002
         exact: bool = False,  # noqa: ARG002
     ) -> Any:
         plain, kernel, *_ = forms.values()

@@ -56,7 +56,7 @@ class Size:
         return ", ".join([*(f"{count} {name}" for name, count in self.numbers.items()), self.kind])
 
     def __hash__(self) -> int:
-        return hash(str(self))
+        return hash((self.kind, *self.numbers.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Contest:
         arguments: Sequence[Any],
         options: Mapping[str, Any] | None = None,
         *,
-        like: Sequence[Any] | None = None,
+        like: Callable[[], Sequence[Any]] | None = None,
         exact: bool = False,
     ) -> Any:
         """Run the form of a size.
@@ -147,14 +147,14 @@ class Contest:
         Args:
             forms: by names; the plain one is among them.
             arguments, options: of the form.
-            like: arguments in whose shapes the forms are compared, integers as they are; None for
-                the arguments.
+            like: makes arguments in whose shapes the forms are compared, integers as they are;
+                None for the arguments.
             exact: see `fault_of`.
         """
         key = part, size
         decided = self._results.get(key) or self._waiting.get(key)
         if decided is None or (self.eager and key in self._waiting):
-            decide = self._trial(key, forms, like or arguments, options or {}, exact)
+            decide = self._trial(key, forms, like() if like else arguments, options or {}, exact)
             if self.eager or self.fixed:
                 decided = decide()
             else:

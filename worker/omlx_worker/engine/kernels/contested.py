@@ -26,8 +26,8 @@ MOST_POSITIONS = 32
 Rows and positions are rounded up to a power of two, or each burst of prompts would be a new size.
 """
 
-Compared = tuple[Size, Sequence[Any]]
-"""The size of a call, and arguments in whose shapes its forms are compared."""
+Compared = tuple[Size, Callable[[], Sequence[Any]]]
+"""The size of a call, and what makes arguments in whose shapes its forms are compared."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ def _run(
 
 def _tail(tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Compared:
     kind = f"{_heads(keys)}, values of {values.shape[3]}"
-    return _size((keys.shape[0], keys.shape[2]), kind), (tails, keys, values, window)
+    return _size((keys.shape[0], keys.shape[2]), kind), lambda: (tails, keys, values, window)
 
 
 def _projection(projected: mx.array, heads: Heads, tails: Pair, window: Window) -> Compared:
     size = _size(projected.shape, f"{heads}, {_type(projected)}")
-    return size, (projected, heads, tails, window)
+    return size, lambda: (projected, heads, tails, window)
 
 
 def _attention(
@@ -97,9 +97,6 @@ def _attention(
         while capacity * slots * heads * dims * bodies[0].dtype.size > MOST_SAMPLED:
             capacity //= 2
         capacity = max(PAGE, capacity)
-    table = own_pages(slots, -(-capacity // PAGE))
-    shape = (table.size, heads, PAGE) if pages else (slots, heads, capacity)
-    body = tuple(mx.broadcast_to(part[:1, :, :1], (*shape, part.shape[3])) for part in bodies)
     used = [
         name if isinstance(value, mx.array) else f"{name} {value}"
         for name, value in sorted(options.items())
@@ -108,43 +105,43 @@ def _attention(
     kind = f"{slots} rows, {width} wide, {query_heads} heads over {_heads(tails[0])}"
     used += ["shared out"] * (capacity >= 2 * LEAST)
     kind = ", ".join([kind, f"values of {tails[1].shape[3]}", *used])
-    return Size({"positions": capacity}, kind), (
-        queries,
-        body,
-        tails,
-        replace(window, table=table),
-        scale,
-    )
+
+    def like() -> Sequence[Any]:
+        table = own_pages(slots, -(-capacity // PAGE))
+        shape = (table.size, heads, PAGE) if pages else (slots, heads, capacity)
+        body = tuple(mx.broadcast_to(part[:1, :, :1], (*shape, part.shape[3])) for part in bodies)
+        return queries, body, tails, replace(window, table=table), scale
+
+    return Size({"positions": capacity}, kind), like
 
 
 def _rule(window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array) -> Compared:
     past = None if kept is None else kept.keys
     size = _size(window.values.shape, _nets(window), past)
-    return size, (window, kept, _all(past, accepted), state)
+    return size, lambda: (window, kept, _all(past, accepted), state)
 
 
 def _rule_of_prompts(prompt: Inputs, log_decay: mx.array, state: mx.array) -> Compared:
-    few = Inputs(*map(_few, prompt))
-    size = _size(few.values.shape, _nets(few))
-    return size, (few, _few(log_decay), _few(state, width=False))
+    size = _size(_few_of(prompt.values.shape), _nets(prompt))
+    few = partial(_few, width=False)
+    return size, lambda: (Inputs(*map(_few, prompt)), _few(log_decay), few(state))
 
 
 def _net_inputs(
     projected: Projected, conv: mx.array, past: mx.array | None, accepted: mx.array | None
 ) -> Compared:
     kind = f"{projected[0].shape[2]} of {_type(conv)}, {conv.shape[2]} of them convolved"
+    shape = projected[0].shape
     if accepted is None:
-        few = tuple(map(_few, projected))
-        size = _size(few[0].shape, f"{kind}, of prompts")
-        return size, (few, _few(conv, width=False), past, None)
-    size = _size(projected[0].shape, kind, past)
-    return size, (projected, conv, past, _all(past, accepted))
+        size = _size(_few_of(shape), f"{kind}, of prompts")
+        few = partial(_few, width=False)
+        return size, lambda: (tuple(map(_few, projected)), few(conv), past, None)
+    return _size(shape, kind, past), lambda: (projected, conv, past, _all(past, accepted))
 
 
 def _net_output(out: mx.array, projected: Projected) -> Compared:
-    few = _few(out)
-    size = _size(few.shape, f"{few.shape[2]} heads of {few.shape[3]}, {_type(few)}")
-    return size, (few, tuple(map(_few, projected)))
+    size = _size(_few_of(out.shape), f"{out.shape[2]} heads of {out.shape[3]}, {_type(out)}")
+    return size, lambda: (_few(out), tuple(map(_few, projected)))
 
 
 ATTENTION = {
@@ -182,18 +179,20 @@ def _all(past: mx.array | None, accepted: mx.array) -> mx.array:
     return mx.full(accepted.shape, past.shape[1] - 1 if past is not None else 0, accepted.dtype)
 
 
-def _few(array: mx.array, *, width: bool = True) -> mx.array:
-    """An array of the shape in which the forms of a prompt's window are compared.
+def _few_of(shape: Sequence[int], *, width: bool = True) -> list[int]:
+    """The shape in which the forms of a prompt's window are compared.
 
     Args:
-        array: ``[S, W, ...]``, or ``[S, ...]`` without ``width``.
+        shape: ``[S, W, ...]``, or ``[S, ...]`` without ``width``.
     """
-    shape = list(array.shape)
-    for axis in range(1 + width):
-        shape[axis] = 1 << (shape[axis] - 1).bit_length()
+    few = [1 << (size - 1).bit_length() for size in shape[: 1 + width]]
     if width:
-        shape[1] = min(shape[1], MOST_POSITIONS)
-    return mx.zeros(shape, array.dtype)
+        few[1] = min(few[1], MOST_POSITIONS)
+    return [*few, *shape[1 + width :]]
+
+
+def _few(array: mx.array, *, width: bool = True) -> mx.array:
+    return mx.zeros(_few_of(array.shape, width=width), array.dtype)
 
 
 def _heads(array: mx.array) -> str:
