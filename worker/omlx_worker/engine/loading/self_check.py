@@ -134,7 +134,7 @@ def _trace(ragged: RaggedModel) -> None:
     def forward(tokens: mx.array, none: mx.array, arrays: list[list[mx.array]]) -> mx.array:
         caches = ragged.wrap(arrays)
         window = Window.at(none, none, tokens.shape[1], own_pages(1, pages_for(TAIL)))
-        return ragged.forward(tokens, caches, window, none)
+        return ragged.logits(ragged.forward(tokens, caches, window, none))
 
     # Never evaluated: tracing is enough.
     mx.compile(forward)(mx.zeros((1, 2), mx.int32), none, arrays)

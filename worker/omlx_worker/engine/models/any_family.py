@@ -7,6 +7,7 @@ mlx-lm's modules run unmodified, with a view as the cache of each layer; see
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -30,6 +31,9 @@ from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
+
+_BACKBONES = ("model", "transformer", "backbone")
+"""How mlx-lm's models name the part that their scores are computed from."""
 
 
 class Unsupported(Exception):
@@ -72,6 +76,19 @@ class _Recurrent:
         return RecurrentCache(arrays, len(self.states))
 
 
+class _HasRun:
+    """A backbone that has run: whatever it is called with, it returns these hidden states."""
+
+    def __init__(self, backbone: nn.Module, hidden: mx.array) -> None:
+        self._backbone, self._hidden = backbone, hidden
+
+    def __call__(self, *_: Any, **__: Any) -> mx.array:
+        return self._hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backbone, name)
+
+
 class AnyFamily:
     """A `RaggedModel` around a loaded model of mlx-lm.
 
@@ -85,8 +102,11 @@ class AnyFamily:
     drafts = False
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
-        self._model = model
         layers = make_prompt_cache(model)
+        self._scorer = model
+        while "language_model" in self._scorer:
+            self._scorer = self._scorer.language_model
+        self._backbone = next((name for name in _BACKBONES if name in self._scorer), None)
         # How many caches each layer has; None if not in a list.
         self._lists = [
             len(layer.caches) if isinstance(layer, CacheList) else None for layer in layers
@@ -127,18 +147,18 @@ class AnyFamily:
         window: Window,
         accepted: mx.array,
     ) -> mx.array:
-        """Run one window: ``[S, W]`` tokens to logits ``[S, W, vocabulary]``."""
+        """Run one window: ``[S, W]`` tokens to what `logits` takes."""
         views = [
             LayerView(cache, window)
             if isinstance(cache, AttentionCache)
             else RecurrentView(cache, accepted if window.lengths is None else None)
             for cache in caches
         ]
-        logits: mx.array = self._model(tokens, cache=self._nested(views))
-        return logits
+        reader = self._scorer if self._backbone is None else self._scorer[self._backbone]
+        hidden: mx.array = reader(tokens, cache=self._nested(views))
+        return hidden
 
     def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:
-        # Where nothing takes the logits, they are not computed.
         return self.forward(tokens[:, :-1], caches, window, window.body_lengths)
 
     def draft(
@@ -147,8 +167,18 @@ class AnyFamily:
         raise NotImplementedError("the model has no head to draft with")
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """`forward` has scored them already."""
-        return hidden
+        """Score what `forward` returned, as the model's own forward does after its backbone.
+
+        A model without a known backbone has scored it already.
+        """
+        if self._backbone is None:
+            return hidden
+        if hidden.ndim == 2:
+            return self.logits(hidden[None])[0]
+        scorer = copy(self._scorer)
+        scorer[self._backbone] = _HasRun(scorer[self._backbone], hidden)
+        logits: mx.array = scorer(mx.zeros(hidden.shape[:2], mx.int32))
+        return logits
 
     draft_logits = logits
 

@@ -44,7 +44,8 @@ class RaggedModel(Protocol):
     def forward(
         self, tokens: mx.array, caches: Sequence[LayerCache], window: Window, accepted: mx.array
     ) -> mx.array:
-        """Run one window: ``[S, W]`` tokens to hidden states ``[S, W, hidden]``, normed.
+        """Run one window: ``[S, W]`` tokens to hidden states ``[S, W, hidden]``, as `logits` takes
+        them.
 
         Args:
             accepted: ``[S]`` int32, drafts accepted of each row's last window; of no use to a

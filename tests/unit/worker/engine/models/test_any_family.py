@@ -15,8 +15,9 @@ from mlx_lm.models.cache import ConcatenateKVCache
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import pages_for
 from omlx_worker.engine.kernels.forms import Kernels
-from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of
 from omlx_worker.engine.loading.self_check import difference
@@ -55,6 +56,23 @@ def test_windows_at_different_cursors_score_as_a_plain_forward_does(family: str)
     model = tiny(family)
 
     assert difference(model, AnyFamily(model, Kernels())) < EXACT
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mamba"])
+def test_hidden_states_are_scored_as_the_model_itself_does_and_a_part_of_them_too(
+    family: str,
+) -> None:
+    model = tiny(family)
+    ragged, none = AnyFamily(model, Kernels()), mx.zeros((1,), mx.int32)
+    tokens, caches = mx.array([[3, 1, 4, 1]]), ragged.new_caches(1, TAIL)
+    window = Window.at(none, none, 4, own_pages(1, pages_for(TAIL)))
+
+    hidden = ragged.forward(tokens, caches, window, none)
+
+    assert hidden.shape == (1, 4, 64)
+    wanted = model(tokens)
+    assert mx.allclose(ragged.logits(hidden), wanted, atol=EXACT)
+    assert mx.allclose(ragged.logits(hidden[0, 1:3]), wanted[0, 1:3], atol=EXACT)
 
 
 @pytest.mark.parametrize(
