@@ -31,8 +31,7 @@ def for_device(contest: Contest) -> Kernels:
         kernels = {"kernel": NetKernels(module, platform)}
         return Contested(NetOperations(module, fused), kernels, contest, NET)
 
-    # How many registers and blocks a GPU has is known to it alone. Fewer blocks win a contest, in
-    # which one body is read again and again, and lose in steps, whose layers have one each.
+    # How many registers and blocks a GPU has is known to it alone.
     attention = {
         f"kernel of {tile} queries in {blocks} blocks": AttentionKernel(platform, tile, blocks)
         for tile, blocks in product((2, 4), (256, 1024))
