@@ -21,13 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import Page
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
+from omlx_worker.engine.ragged.prefix_arrays import Form, Forms
 from omlx_worker.engine.rows.row import Row, Sampling
 
 STEPS = 16
@@ -54,7 +56,7 @@ class Contender:
         self.batch = RaggedDecoder(model, depth)
         for index, length in enumerate(self.lengths):
             row = Row(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
-            self.batch.join([(row, made_up(model, length))])
+            join_made_up(self.batch, model, row)
         self.bodies = sum(
             array.nbytes
             for cache in self.batch.caches
@@ -77,19 +79,22 @@ class Contender:
             self.peak = max(self.peak, mx.get_peak_memory() - before)
 
 
-def made_up(model: RaggedModel, length: int) -> Layers:
-    """Arrays in the shapes that the layers keep of ``length`` tokens."""
-    return [
-        [mx.broadcast_to(mx.ones((), form.dtype), _shape(form, length)) for form in forms]
+def join_made_up(batch: Batch, model: RaggedModel, row: Row) -> None:
+    """Let a row join as if its prompt had been read. Its pages have any contents."""
+    length, pages = row.length - 1, list[Page]()
+    batch.reserve([(pages, length)])
+    states = [
+        [_made_up(form, length) for form in forms if form.positions is not None]
         for forms in Forms.of(model).layers
     ]
+    batch.join([(row, pages, states)])
 
 
-def _shape(form: Form, length: int) -> list[int]:
+def _made_up(form: Form, length: int) -> mx.array:
     shape = list(form.shape)
-    if form.positions != 0:
-        shape[2] = min(length, form.positions or length)
-    return shape
+    if form.positions:
+        shape[2] = min(length, form.positions)
+    return mx.broadcast_to(mx.ones((), form.dtype), shape)
 
 
 def parse() -> argparse.Namespace:

@@ -8,13 +8,14 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import Layout
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.batch import BatchRow
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix_arrays import Layers
-from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.readers import read_apart
 
 LENGTH = 140
 ROWS = 6
@@ -35,7 +36,7 @@ class Driver:
         self.steps = 0
         self.accepted = 0
         self.checked = 0
-        self.capacities: set[int] = set()
+        self.layouts: set[Layout] = set()
 
     def join(self, length: int, depth: int | None) -> None:
         if len(self.histories) == ROWS:
@@ -76,7 +77,7 @@ class Driver:
             self._forge(worth)
             assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
             self.steps += 1
-            self.capacities.add(self.decoder.layout.capacity)
+            self.layouts.add(self.decoder.layout)
 
     def _land(self) -> None:
         """Read the step in flight, so that the host knows where every row stands."""
@@ -112,9 +113,7 @@ class Driver:
             self.checked += 1
 
     def _read(self, row: Row, history: list[int]) -> Layers:
-        reading = Reading(row, history)
-        read(self.decoder._model, [reading], [reading.left])
-        return reading.layers
+        return read_apart(self.decoder._model, history, len(history) - 1)
 
     def _compare(self, row: BatchRow, history: list[int], cursor: int, accepted: int) -> None:
         """Hold each layer against a fresh reading of the same tokens."""
@@ -126,8 +125,9 @@ class Driver:
             if isinstance(cache, AttentionCache):
                 if not cursor:
                     continue
-                arrays = cache.held(row.seat, row.body_length, cursor)
-                for got, wanted in zip(arrays, fresh[layer], strict=True):
+                arrays, behind = cache.held(row.seat, row.body_length), cursor - row.body_length
+                for held, tail, wanted in zip(arrays, cache.tails, fresh[layer], strict=True):
+                    got = mx.concatenate([held, tail[row.slot, None, :, :behind]], axis=2)
                     assert mx.allclose(got, wanted, rtol=1e-3, atol=1e-3).item()
             else:
                 assert isinstance(cache, RecurrentCache)

@@ -9,12 +9,13 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.caches.layout import capacity_for, pages_for
+from omlx_worker.engine.caches.layout import Pages, capacity_for, own_seat, pages_for
 from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
-from omlx_worker.engine.ragged.reading import Reading, own_seat, read
+from omlx_worker.engine.ragged.reading import Reading, read
 from tests.helpers.decoding import row
 
 
@@ -44,12 +45,7 @@ class Network:
         self._layers = len(backbone.new_caches(1, 1))
 
     def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
-        history = [*tokens, 0]
-        reading = Reading(row("", history, 1), history)
-        if first:
-            reading.take(self.model, first, layers)
-        read(self.model, [reading], [last - first])
-        return reading.layers
+        return read_apart(self.model, [*tokens, 0], last, first, layers)
 
     def arrays(self, layers: Layers) -> list[mx.array]:
         return [array for part in layers[: self._layers] for array in part]
@@ -63,6 +59,22 @@ class Network:
         window = Window.at(at, at, 1, own_pages(1, pages_for(capacity_for(done))))
         tokens, none = mx.array([[token]], mx.int32), mx.zeros_like(at)
         return self.model.logits(self.model.forward(tokens, caches, window, none))
+
+
+def read_apart(
+    model: RaggedModel, history: list[int], last: int, first: int = 0, layers: Layers = ()
+) -> Layers:
+    """What the layers hold of a row that is read alone, up to a position.
+
+    Args:
+        first, layers: the tokens that are read already, and what the layers hold of them.
+    """
+    caches, count = model.new_caches(1, last), pages_for(last)
+    reading = Reading(row("", history, 1), history, pages=Pages(count).take(count))
+    if first:
+        reading.take(caches, first, layers)
+    read(model, caches, [reading], [last - first])
+    return reading.layers(caches)
 
 
 class StandIn:

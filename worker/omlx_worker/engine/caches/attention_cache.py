@@ -22,9 +22,9 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Layout, Seat, Tail, pages_for, unmoved
+from omlx_worker.engine.caches.layout import Seat, Tail, pages_for, unmoved
 from omlx_worker.engine.kernels.attention import Attention, Heads, Pair
-from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.attention import PlainAttention, body_of
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 
 
@@ -72,6 +72,16 @@ class AttentionCache:
         body = (slots, min(pages * PAGE, ring)) if ring else (slots * pages, PAGE)
         shapes = [(count, heads, n, d) for count, n in ((slots, TAIL), body) for d in dims]
         return cls([mx.zeros(shape, dtype) for shape in shapes], ring, attention)
+
+    @property
+    def paged(self) -> bool:
+        """Whether bodies are pages."""
+        return not self.ring
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page; 0 without pages."""
+        return sum(array.nbytes // array.shape[0] for array in self.bodies if self.paged)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -131,36 +141,37 @@ class AttentionCache:
                 laid = whole[0].reshape(whole.shape[1], count, PAGE, -1).swapaxes(0, 1)
                 array[mx.array(seat.pages[:count])] = laid
 
-    def held(self, seat: Seat, body_length: int, length: int) -> list[mx.array]:
-        """Keys and values ``[1, H, L, D]`` of a row's first ``length`` positions."""
-        if self.ring and length <= body_length:
+    def held(self, seat: Seat, length: int) -> list[mx.array]:
+        """Keys and values ``[1, H, L, D]`` of a row's first ``length`` positions.
+
+        They are copies unless there is a ring, whose last positions they are.
+        """
+        if self.ring:
             return [array[seat.slot : seat.slot + 1, :, :length] for array in self.bodies]
-        copied = self.copy(seat, body_length, max(length, body_length))
-        return [array[:, :, :length] for array in copied]
+        pages = mx.array([seat.pages[: pages_for(length)]], mx.int32)
+        return [body_of(array, pages)[:, :, :length] for array in self.bodies]
 
-    def copy(self, seat: Seat, body_length: int, cursor: int) -> list[mx.array]:
-        """Copy a row, body and tail, in the form that `write` takes."""
-        slot, pages = seat
-        tails = [tail[slot : slot + 1] for tail in self.tails]
-        if self.ring:
-            length = min(max(cursor, self.bodies[0].shape[2]), self.ring)
-            bodies = [_padded(array[slot : slot + 1], length) for array in self.bodies]
-        else:
-            missing = [(0, max(0, pages_for(cursor) - len(pages)))] + [(0, 0)] * 3
-            index = mx.array(pages, mx.int32)
-            bodies = [mx.pad(array[index], missing) for array in self.bodies]
-        copied = AttentionCache([*tails, *bodies], self.ring)
-        if cursor > body_length:
-            copied.fold([(Seat(0, tuple(range(pages_for(cursor)))), body_length, cursor)])
-        if self.ring:
-            return list(copied.bodies)
-        return [array.swapaxes(0, 1).flatten(1, 2)[None] for array in copied.bodies]
+    def copy(self, slot: int) -> list[mx.array]:
+        """Copy what a row has besides pages, in the form that `write` takes."""
+        # A gather: a slice would hold the whole batch's array.
+        return [array[mx.array([slot])] for array in self.bodies] if self.ring else []
 
-    def absorb(self, tails: Sequence[Tail]) -> None:
-        """Move a window of prompts, which is the tail, to the bodies."""
-        self.fold(tails)
-        keys, values = self.tails
-        self.tails = mx.zeros_like(keys[:, :, :0]), mx.zeros_like(values[:, :, :0])
+    def of_prompts(self, rows: Sequence[Sequence[mx.array]], capacity: int) -> Self:
+        """The cache of a window of prompts, which has the same pages.
+
+        Args:
+            rows: what each row has besides pages, ``[1, H, L, D]`` each; nothing for an empty row.
+            capacity: positions of each row.
+        """
+        bodies = list(self.bodies)
+        if self.ring:
+            length = min(pages_for(capacity) * PAGE, self.ring)
+            bodies = [
+                _stacked([row[n] if row else _like(array, 0) for row in rows], length)
+                for n, array in enumerate(bodies)
+            ]
+        tails = [_like(tail, 0) for tail in self.tails]
+        return type(self)([*tails, *bodies], self.ring, self._attention)
 
     def fold(self, tails: Sequence[Tail]) -> None:
         """Move these tails to the bodies."""
@@ -168,36 +179,43 @@ class AttentionCache:
         for array, tail in zip(self.bodies, self.tails, strict=True):
             array[rows, :, targets] = tail[slots, :, sources]
 
-    def arrange(
-        self, moves: Sequence[int | None], layout: Layout, kept: Sequence[int] | None = None
-    ) -> None:
-        """Change to another layout.
+    def move(self, slots: Sequence[int | None], capacity: int) -> None:
+        """Change slots.
 
         Args:
-            moves: for each of its slots the slot whose row moves there, None for an empty one.
-            kept: the pages to begin with, from the first on; None for all, as they are.
+            slots: for each of the new ones that whose row moves there, None for an empty one.
+            capacity: positions of a row.
         """
-        parts = [self.tails, self.bodies] if self.ring else [self.tails]
-        if not unmoved(moves, self.tails[0].shape[0]):
-            slots = mx.array([slot or 0 for slot in moves], mx.int32)
-            parts = [(keys[slots], values[slots]) for keys, values in parts]
-        self.tails = parts[0]
+        pairs = [self.tails, self.bodies] if self.ring else [self.tails]
+        if not unmoved(slots, self.tails[0].shape[0]):
+            index = mx.array([slot or 0 for slot in slots], mx.int32)
+            pairs = [(keys[index], values[index]) for keys, values in pairs]
+        self.tails = pairs[0]
         if self.ring:
-            length = min(layout.capacity, self.ring)
-            self.bodies = _both(_padded, parts[1], length)
+            keys, values = pairs[1]
+            length = min(capacity, self.ring)
+            self.bodies = _padded(keys, length), _padded(values, length)
+
+    def resize(self, places: Sequence[int], size: int) -> None:
+        """Change the pool, which begins with what is at ``places``, to ``size`` pages."""
+        if self.ring:
             return
-        if kept is not None:
-            index = mx.array(list(kept), mx.int32)
-            self.bodies = self.bodies[0][index], self.bodies[1][index]
-        extra = layout.pages - self.bodies[0].shape[0]
-        if extra > 0:
-            self.bodies = _both(
-                lambda array, n: mx.pad(array, [(0, n)] + [(0, 0)] * 3), self.bodies, extra
-            )
+        keys, values = self.bodies
+        if len(places) < keys.shape[0]:
+            index = mx.array(list(places), mx.int32)
+            keys, values = keys[index], values[index]
+        extra = [(0, size - len(places))] + [(0, 0)] * 3
+        self.bodies = mx.pad(keys, extra), mx.pad(values, extra)
 
 
-def _both(function: Any, pair: Pair, *options: Any) -> Pair:
-    return function(pair[0], *options), function(pair[1], *options)
+def _like(array: mx.array, length: int) -> mx.array:
+    """``[1, H, L, D]``, empty or zeros."""
+    return mx.zeros((1, array.shape[1], length, array.shape[3]), array.dtype)
+
+
+def _stacked(rows: Sequence[mx.array], length: int) -> mx.array:
+    padded = [_padded(row, length) for row in rows]
+    return mx.concatenate(padded) if len(padded) > 1 else padded[0]
 
 
 @lru_cache(maxsize=4)
@@ -220,6 +238,7 @@ def _moves_of(tails: tuple[Tail, ...], ring: int) -> list[mx.array]:
 
 
 def _padded(array: mx.array, length: int) -> mx.array:
-    """``[1, H, L, D]`` padded with zeros, or cut, to ``length`` positions."""
+    """``[S, H, L, D]`` padded with zeros, or cut, to ``length`` positions."""
     array = array[:, :, :length]
-    return mx.pad(array, [(0, 0), (0, 0), (0, length - array.shape[2]), (0, 0)])
+    missing = length - array.shape[2]
+    return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing else array

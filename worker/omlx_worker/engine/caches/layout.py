@@ -8,7 +8,8 @@ Pure Python: positions and slots, no arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from omlx_worker.engine.kernels.window import PAGE
@@ -18,6 +19,11 @@ MIN_CAPACITY = 256
 
 FIRST_LIMIT = 2048
 """Positions up to which this room doubles; above it grows by eighths of the power of two below."""
+
+
+_FEWEST, _SHORT, _DOUBLED = 4, 8, 128
+"""Pages of a pool, and of a row in the table, at least; pages of a short row; pages up to which
+buckets double. Above they grow by quarters of the power of two below. Every bucket is a trace."""
 
 
 class Seat(NamedTuple):
@@ -31,12 +37,21 @@ Tail = tuple[Seat, int, int]
 """The seat of a row, its body length and its cursor: what is between them is in the tail."""
 
 
+def own_seat(slot: int, slots: int, positions: int) -> Seat:
+    """The seat of a row with so many positions, by `own_pages`."""
+    return Seat(slot, tuple(range(slot, slots * pages_for(positions), slots)))
+
+
 class Layout(NamedTuple):
     """Slots, pages of the pool, and positions that any row may have."""
 
     slots: int = 0
     pages: int = 0
     capacity: int = 0
+
+
+EMPTY = Layout()
+"""Of a batch without rows."""
 
 
 def capacity_for(positions: int) -> int:
@@ -61,14 +76,94 @@ def unmoved(moves: Sequence[int | None], size: int) -> bool:
     return len(moves) == size and all(old in (None, slot) for slot, old in enumerate(moves))
 
 
-def layout_for(pages: Sequence[int], least: Layout | None = None) -> Layout:
-    """The smallest layout for rows with so many pages each that is not below ``least``."""
-    capacity = pages_for(capacity_for(max(pages, default=0) * PAGE)) * PAGE
-    needed = power_of_two(len(pages)), capacity_for(sum(pages) * PAGE) // PAGE, capacity
-    return Layout(*map(max, needed, least or Layout()))
+def layout_for(rows: int, pages: int, longest: int, least: Layout = EMPTY) -> Layout:
+    """The smallest layout that is not below ``least``.
+
+    Args:
+        pages: of all rows, with slots and without.
+        longest: pages of the longest row.
+    """
+    slots = max(power_of_two(rows), least.slots)
+    each = max(pages_in(longest), least.capacity // PAGE)
+    # So the pool of short rows depends on their slots alone.
+    pool = pages_in(max(pages, slots * min(each, _SHORT)))
+    return Layout(slots, max(pool, least.pages), each * PAGE)
 
 
-def excess(layout: Layout, pages: Sequence[int]) -> int:
+def pages_in(pages: int) -> int:
+    """The smallest bucket that holds so many pages."""
+    if pages <= _DOUBLED:
+        return power_of_two(max(pages, _FEWEST))
+    step = power_of_two(pages) // 8
+    return -(-pages // step) * step
+
+
+def excess(layout: Layout, needed: Layout) -> int:
     """How much too large a layout is: the largest factor, less one; 0 if none is two."""
-    needed = layout_for(pages)
     return max(has // max(1, needs) for has, needs in zip(layout, needed, strict=True)) - 1
+
+
+@dataclass(eq=False, slots=True)
+class Page:
+    """A page that a row has.
+
+    Attributes:
+        place: its index in the pool. It changes when the pool shrinks.
+    """
+
+    place: int
+
+
+class Pages:
+    """The pages of a pool.
+
+    Args:
+        size: how many there are.
+
+    Attributes:
+        used: how many of them rows have.
+    """
+
+    def __init__(self, size: int = 0) -> None:
+        self._pages: list[Page | None] = [None] * size
+        self.used = 0
+
+    @property
+    def size(self) -> int:
+        return len(self._pages)
+
+    def take(self, count: int) -> list[Page]:
+        """The first free pages; raises ValueError if fewer are free."""
+        free = [place for place, page in enumerate(self._pages) if page is None][: max(0, count)]
+        if len(free) < count:
+            raise ValueError(f"{len(free)} of {count} pages are free")
+        taken = [Page(place) for place in free]
+        for page in taken:
+            self._pages[page.place] = page
+        self.used += len(taken)
+        return taken
+
+    def release(self, pages: list[Page]) -> None:
+        """Free pages, and empty their list."""
+        for page in pages:
+            self._pages[page.place] = None
+        self.used -= len(pages)
+        pages.clear()
+
+    def resize(self, size: int) -> list[int]:
+        """Change the size, to no less than `used`.
+
+        Returns:
+            The places of the pages to begin with, in their new order. The others are free.
+        """
+        kept = [page for page in self._pages if page is not None or size >= self.size]
+        places = [page.place if page else place for place, page in enumerate(kept)]
+        self._pages = [*kept, *[None] * (size - len(kept))]
+        for place, page in enumerate(self._pages):
+            if page is not None:
+                page.place = place
+        return places
+
+
+def places(pages: Iterable[Page]) -> tuple[int, ...]:
+    return tuple(page.place for page in pages)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Layout, Seat, Tail, unmoved
+from omlx_worker.engine.caches.layout import Seat, Tail, unmoved
 
 
 class RecurrentCache:
@@ -24,6 +25,9 @@ class RecurrentCache:
             ``[S, W, channels or more]``, keys ``[S, W, Hk, Dk]``, values ``[S, W, H, Dv]``, decay
             (float32) and beta ``[S, W, H]``.
     """
+
+    paged, page_bytes = False, 0
+    """See `AttentionCache`."""
 
     def __init__(self, arrays: Sequence[mx.array], states: int = 2) -> None:
         self.states, self.kept = list(arrays[:states]), list(arrays[states:])
@@ -63,14 +67,27 @@ class RecurrentCache:
         for array, part in zip(self.kept, kept, strict=True):
             array[slot, :width] = part[0]
 
-    def held(self, seat: Seat, body_length: int, length: int) -> list[mx.array]:  # noqa: ARG002
+    def held(self, seat: Seat, length: int) -> list[mx.array]:  # noqa: ARG002
         """The states ``[1, ...]`` of a row, which no draft is to be replayed into."""
         return [state[seat.slot : seat.slot + 1] for state in self.states]
 
-    def copy(self, seat: Seat, body_length: int, cursor: int) -> list[mx.array]:  # noqa: ARG002
+    def copy(self, slot: int) -> list[mx.array]:
         """Copy a row in the form that `write` takes."""
         # A gather: a slice would hold the whole batch's array.
-        return [array[mx.array([seat.slot])] for array in self.arrays]
+        return [array[mx.array([slot])] for array in self.arrays]
+
+    def of_prompts(self, rows: Sequence[Sequence[mx.array]], capacity: int) -> Self:  # noqa: ARG002
+        """The cache of a window of prompts.
+
+        Args:
+            rows: the states of each row, ``[1, ...]`` each; nothing for an empty row.
+        """
+        stacks = [
+            [row[n] if row else mx.zeros((1, *state.shape[1:]), state.dtype) for row in rows]
+            for n, state in enumerate(self.states)
+        ]
+        states = [mx.concatenate(stack) if len(stack) > 1 else stack[0] for stack in stacks]
+        return type(self)(states, len(states))
 
     def fit(self, width: int, widest: int) -> None:
         """Pad kept inputs to ``width``; if already wider, to ``widest``."""
@@ -83,16 +100,14 @@ class RecurrentCache:
     def fold(self, tails: Sequence[Tail]) -> None:
         """There are no tails."""
 
-    def arrange(
-        self,
-        moves: Sequence[int | None],
-        layout: Layout,  # noqa: ARG002
-        kept: Sequence[int] | None = None,  # noqa: ARG002
-    ) -> None:
-        """Change to another layout; see `AttentionCache.arrange`."""
-        if not unmoved(moves, self.states[0].shape[0]):
-            slots = mx.array([slot or 0 for slot in moves], mx.int32)
-            self.update([array[slots] for array in self.arrays])
+    def move(self, slots: Sequence[int | None], capacity: int) -> None:  # noqa: ARG002
+        """Change slots; see `AttentionCache.move`."""
+        if not unmoved(slots, self.states[0].shape[0]):
+            index = mx.array([slot or 0 for slot in slots], mx.int32)
+            self.update([array[index] for array in self.arrays])
+
+    def resize(self, places: Sequence[int], size: int) -> None:
+        """There are no pages."""
 
 
 def widened(array: mx.array, width: int) -> mx.array:

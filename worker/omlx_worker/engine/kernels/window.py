@@ -106,6 +106,29 @@ class Window:
             self._masks[sliding, ring] = self._masked(sliding, ring)
         return self._masks[sliding, ring]
 
+    def owners(self, pages: int, sliding: int = 0) -> tuple[mx.array, mx.array]:
+        """Whose each page of a pool is, and what may be seen of it; made once for all layers.
+
+        Args:
+            sliding: see `masks`.
+
+        Returns:
+            Slots ``[pages]`` int32, and a mask ``[pages, 1, W or 1, PAGE]``, which has nothing of
+            a page that is nobody's.
+        """
+        key = -1 - sliding, pages
+        if key not in self._masks:
+            mask, _ = self.masks(sliding)
+            slots, longest = self.table.shape
+            filled = mx.arange(longest) * PAGE < self.body_lengths[:, None]
+            entry = mx.where(filled, 1 + mx.arange(slots * longest).reshape(slots, longest), 0)
+            entry = mx.zeros((pages,), mx.int32).at[self.table.flatten()].maximum(entry.flatten())
+            of_entries = mx.unflatten(mask, 3, (longest, PAGE)).transpose(0, 3, 1, 2, 4)
+            seen = of_entries.flatten(0, 1)[mx.maximum(entry - 1, 0)]
+            owners = mx.maximum(entry - 1, 0) // longest
+            self._masks[key] = owners, seen & (entry > 0)[:, None, None, None]
+        return self._masks[key]
+
     def _masked(self, sliding: int, ring: int) -> tuple[mx.array, mx.array]:
         places = mx.arange(self.tail)
         tail = places <= self.index
@@ -122,6 +145,11 @@ class Window:
         else:
             body = position < length
         return body & (position >= length + first) if sliding else body, tail
+
+
+def table_of(rows: Sequence[Sequence[int]], longest: int) -> mx.array:
+    """The table of rows with these pages, ``[S, longest]``. What a row has no page for is 0."""
+    return mx.array([[*pages, *[0] * longest][:longest] for pages in rows], mx.int32)
 
 
 def own_pages(slots: int, pages: int) -> mx.array:

@@ -11,12 +11,12 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.caches.layout import pages_for
+from omlx_worker.engine.caches.layout import Pages, Seat, pages_for, places
 from omlx_worker.engine.kernels.compiling import unfused
-from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
+from omlx_worker.engine.kernels.window import TAIL, Window, own_pages, table_of
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.reading import Reading, own_seat, read
+from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.rows.row import Row, Sampling
 
 log = logging.getLogger(__name__)
@@ -75,13 +75,13 @@ def difference(model: nn.Module, ragged: RaggedModel) -> float:
         The distance at the upper quartile of positions, as a share of the logits' own spread.
     """
     prompts = [_tokens(ragged.vocabulary, n, seed) for seed, n in enumerate(_PROMPTS)]
-    caches = _read(ragged, prompts)
+    caches, table = _read(ragged, prompts)
     lengths = mx.array(_PROMPTS, mx.int32)
     cursors, distances = lengths, []
     accepted = mx.zeros_like(lengths)
     for number, (width, committed) in enumerate(_WINDOWS):
         tokens = [_tokens(ragged.vocabulary, width, 100 * number + slot) for slot in (0, 1)]
-        window = Window.at(cursors, lengths, width, own_pages(2, pages_for(TAIL)))
+        window = Window.at(cursors, lengths, width, table)
         got = ragged.logits(ragged.forward(mx.stack(tokens), caches, window, accepted))
         for slot, text in enumerate(tokens):
             whole = mx.concatenate([prompts[slot], text])[None]
@@ -140,20 +140,20 @@ def _trace(ragged: RaggedModel) -> None:
     mx.compile(forward)(mx.zeros((1, 2), mx.int32), none, arrays)
 
 
-def _read(ragged: RaggedModel, prompts: Sequence[mx.array]) -> list[LayerCache]:
-    """Caches with a slot for each of these prompts."""
-    readings = []
+def _read(ragged: RaggedModel, prompts: Sequence[mx.array]) -> tuple[list[LayerCache], mx.array]:
+    """Caches with a slot for each of these prompts, and the table of their pages."""
+    caches, each = ragged.new_caches(len(prompts), TAIL), pages_for(TAIL)
+    pages, readings = Pages(len(prompts) * each), list[Reading]()
     for prompt in prompts:
         history = [*prompt.tolist(), 0]  # type: ignore[misc]
-        readings.append(Reading(Row("", history, 1, Sampling()), history))
+        row = Row("", history, 1, Sampling())
+        readings.append(Reading(row, history, pages=pages.take(each)))
     for counts in _STRETCHES:
-        read(ragged, readings, counts)
-    caches = ragged.new_caches(len(prompts), TAIL)
+        read(ragged, caches, readings, counts)
     for slot, reading in enumerate(readings):
-        seat = own_seat(slot, len(prompts), TAIL)
-        for cache, part in zip(caches, reading.layers, strict=True):
-            cache.write(seat, part)
-    return caches
+        for cache, part in zip(caches, reading.states, strict=True):
+            cache.write(Seat(slot), part)
+    return caches, table_of([places(reading.pages) for reading in readings], each)
 
 
 def _tokens(vocabulary: int, count: int, seed: int) -> mx.array:

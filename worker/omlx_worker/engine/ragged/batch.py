@@ -1,31 +1,34 @@
-"""The rows of a ragged batch: which row has which slot, and the arrays behind the slots.
+"""The rows of a ragged batch: which row has which slot and pages, and the arrays behind them.
 
-A row takes a slot when it joins and frees it when it leaves. Slots move only between steps, with
-the pipeline drained: when a joining row finds none, and when the batch has been too large for a
-while. MLX updates a buffer in place only while nothing
-in flight holds it, so all that writes to arrays here drains first.
+A row has pages from the first token of its prompt to its end. It takes a slot when it joins and
+frees it when it leaves. Slots and pages move only between steps, with the pipeline drained: when
+they do not suffice, and when the batch has been too large for a while. MLX updates a buffer in
+place only while nothing in flight holds it, so all that writes to arrays here drains first.
 
-A suspended row leaves the batch with all its arrays and can be resumed later.
+A suspended row keeps its pages, and takes what else layers hold of it along until it is resumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import mlx.core as mx
 
 from omlx_worker.engine.caches.layout import (
     Layout,
+    Page,
+    Pages,
     Seat,
     excess,
     layout_for,
     pages_for,
+    pages_in,
+    places,
     unmoved,
 )
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
-from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages, table_of
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length, history_of
 from omlx_worker.engine.ragged.masks import Matcher
@@ -53,9 +56,10 @@ class BatchRow:
         body_length: tokens in the bodies.
         cursor: tokens in the cache, at most; exact once every dispatched step is read.
         remaining: tokens still wanted, at most; likewise.
-        layers, state: while it has no slot, its part of every layer's cache, as the cache writes
-            it, and of the state, ``[1, ...]``.
-        slot, pages: its own, while it has them.
+        pages: of its bodies.
+        layers, state: while it has no slot, its part of every layer's cache besides pages, as the
+            cache writes it, and of the state, ``[1, ...]``.
+        slot: its own, while it has one.
         accepted: drafts of the last step that was read.
         gone: whether it has left for good.
         matcher: of a constrained row; knows the tokens that the host has read.
@@ -67,10 +71,10 @@ class BatchRow:
     body_length: int
     cursor: int
     remaining: int
+    pages: list[Page]
     layers: Arrays
     state: State
     slot: int = 0
-    pages: tuple[int, ...] = ()
     accepted: int = 0
     gone: bool = False
     matcher: Matcher | None = None
@@ -82,11 +86,11 @@ class BatchRow:
 
     @property
     def seat(self) -> Seat:
-        return Seat(self.slot, self.pages)
+        return Seat(self.slot, places(self.pages))
 
     @property
     def nbytes(self) -> int:
-        """Of its arrays while it has no slot."""
+        """Of its arrays while it has no slot, without its pages."""
         arrays = [array for layer in self.layers for array in layer]
         return sum(array.nbytes for array in [*arrays, *self.state.values()])
 
@@ -108,7 +112,8 @@ class Batch:
         rows: those in slots, by their ids.
         suspended: likewise those that may be resumed.
         layout: its slots and pages.
-        caches: one a layer, the head's after the backbone's; none while the batch is empty.
+        pages: those of the layout that rows have, with slots or without.
+        caches: one a layer, the head's after the backbone's; none while no row has pages or a slot.
         state: see `omlx_worker.engine.ragged.step`.
         drains: how many times the pipeline was drained to join, fold, rearrange or suspend.
         changed: whether rows have joined, left or moved; the caller resets it.
@@ -120,6 +125,7 @@ class Batch:
         self.rows: dict[str, BatchRow] = {}
         self.suspended: dict[str, BatchRow] = {}
         self.layout = Layout()
+        self.pages = Pages()
         self.caches: list[LayerCache] = []
         self.state: State = {}
         self.looks_up = looks_up
@@ -131,17 +137,18 @@ class Batch:
 
     @property
     def slots(self) -> int:
-        return self.layout.slots
+        return self.layout.slots if self.rows else 0
 
-    def join(self, rows: Sequence[tuple[Row, Arrays]]) -> None:
+    def join(self, rows: Sequence[tuple[Row, list[Page], Arrays]]) -> None:
         """Add rows. Their histories but for the last tokens are prefilled.
 
         Args:
-            rows: each with what the layers hold of it; nothing for a one-token history.
+            rows: each with its pages and what else the layers hold of it; nothing for a one-token
+                history.
         """
-        self._enter([self._joining(row, layers) for row, layers in rows])
+        self._enter([self._joining(*row) for row in rows])
 
-    def _joining(self, row: Row, layers: Arrays) -> BatchRow:
+    def _joining(self, row: Row, pages: list[Page], layers: Arrays) -> BatchRow:
         history = row.history
         length = len(history) - 1
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
@@ -152,7 +159,7 @@ class Batch:
         if row.sampling.penalises:
             state["counts"] = counts_of(history, self._model.vocabulary)[None]
         remaining = row.max_tokens - len(row.generated)
-        joining = BatchRow(row, history, length, length, remaining, layers, state)
+        joining = BatchRow(row, history, length, length, remaining, pages, layers, state)
         if row.grammar is not None:
             joining.matcher = Matcher(row.grammar, row.generated)
         if row.sampling.thinking:
@@ -162,8 +169,7 @@ class Batch:
     def _enter(self, joining: Sequence[BatchRow]) -> None:
         """Give rows slots, and write their arrays there."""
         self._drain()
-        rows = [*self.rows.values(), *joining]
-        self._arrange(rows, [row.body_length for row in rows])
+        self._seat(joining)
         self.rows |= {row.row_id: row for row in joining}
         self.changed = True
         self.hold_needed()
@@ -179,17 +185,14 @@ class Batch:
         row = self.rows.get(row_id)
         if row is None:
             return False
-        self._drain()
-        cursor: int = self.state["cursors"][row.slot].item()  # type: ignore[assignment]
-        row.layers = [cache.copy(row.seat, row.body_length, cursor) for cache in self.caches]
+        self.fold([row])
+        row.layers = [cache.copy(row.slot) for cache in self.caches]
         own = mx.array([row.slot])
         useless = {"table"} | _OPTIONAL - _needed(row.request.sampling)
         row.state = {name: array[own] for name, array in self.state.items() if name not in useless}
-        row.state["body_lengths"] = row.state["cursors"]
         mx.eval(row.layers, row.state)
-        row.body_length, row.pages = cursor, ()
-        self._free(row)
         self.suspended[row_id] = row
+        self._free(row)
         # Others wait for the memory that this frees.
         self.shrink(at_once=True)
         return True
@@ -200,33 +203,65 @@ class Batch:
 
     def suspended_bytes(self, row_id: str) -> int:
         row = self.suspended.get(row_id)
-        return row.nbytes if row else 0
+        return row.nbytes + len(row.pages) * sum(c.page_bytes for c in self.caches) if row else 0
+
+    @property
+    def suspended_pages(self) -> int:
+        """How many pages suspended rows have. From any thread."""
+        return sum(len(row.pages) for row in list(self.suspended.values()))
 
     def leave(self, row_id: str) -> None:
         """Drop a row, suspended or not, and the samples of the step in flight for it."""
-        if row := self.suspended.pop(row_id, None):
+        if row := self.suspended.pop(row_id, None) or self.rows.get(row_id):
             row.gone = True
-        elif row := self.rows.get(row_id):
-            row.gone = True
-            self._free(row)
+            self.release(row.pages)
+            if row_id in self.rows:
+                self._free(row)
 
     def make_room(self, positions: int) -> None:
         """Move every tail to its body if one of them has no room for ``positions`` more."""
         if any(row.in_tail + positions > TAIL for row in self.rows.values()):
-            self._fold()
+            self.fold(list(self.rows.values()))
 
-    def _fold(self) -> None:
+    def reserve(self, rows: Sequence[tuple[list[Page], int]]) -> None:
+        """Give rows pages. Waits for the step in flight, so that pages can be written to in place.
+
+        Args:
+            rows: the pages of each, and the positions that it needs room for.
+        """
+        self._settle()
+        missing = [max(0, pages_for(length) - len(pages)) for pages, length in rows]
+        used = self.pages.used + sum(missing)
+        if not self.caches:
+            self._begin()
+        if used > self.pages.size:
+            self._resize(pages_in(used))
+        for (pages, _), count in zip(rows, missing, strict=True):
+            pages += self.pages.take(count)
+
+    def release(self, pages: list[Page]) -> None:
+        """Take a row's pages back; with the last ones all arrays go."""
+        self.pages.release(pages)
+        self._end()
+
+    def fold(self, rows: Sequence[BatchRow], end: int | None = None) -> None:
+        """Move the tails of rows to their bodies.
+
+        Args:
+            end: the position up to which they are moved; None for the cursors.
+        """
         self._drain()
-        rows = list(self.rows.values())
         cursors: list[int] = self.state["cursors"].tolist()  # type: ignore[assignment]
-        ends = [cursors[row.slot] for row in rows]
-        self._arrange(rows, ends)
+        ends = [cursors[row.slot] if end is None else end for row in rows]
+        self.reserve([(row.pages, end) for row, end in zip(rows, ends, strict=True)])
+        self._seat()
         tails = [(row.seat, row.body_length, end) for row, end in zip(rows, ends, strict=True)]
         for cache in self.caches:
             cache.fold(tails)
             # One layer at a time: what moves is held twice.
             mx.eval(cache.arrays)
-        self.state["body_lengths"] = self.state["cursors"]
+        lengths = mx.array(ends, mx.int32)
+        self.state["body_lengths"][mx.array([row.slot for row in rows])] = lengths
         for row, end in zip(rows, ends, strict=True):
             row.body_length = end
 
@@ -236,13 +271,17 @@ class Batch:
         Args:
             at_once: do not wait.
         """
-        rows = list(self.rows.values())
-        lengths = [row.cursor for row in rows]
-        too_large = excess(self.layout, [*map(pages_for, lengths)]) if rows else 0
+        if not self.rows:
+            return
+        # The next fold may need as many.
+        longest = [max(len(row.pages), pages_for(row.cursor)) for row in self.rows.values()]
+        used = self.pages.used + sum(longest) - sum(len(row.pages) for row in self.rows.values())
+        needed = layout_for(len(self.rows), used, max(longest))
+        too_large = excess(self.layout, needed)
         self._slack = self._slack + too_large if too_large else 0
         if too_large and (at_once or self._slack >= SHRINK_AFTER):
             self._drain()
-            self._arrange(rows, lengths, anew=True)
+            self._seat(least=needed)
             self._slack = 0
 
     def hold_needed(self) -> None:
@@ -267,15 +306,19 @@ class Batch:
         mx.eval([cache.arrays for cache in self.caches], self.state)
 
     def _free(self, row: BatchRow) -> None:
-        """Free a row's slot; with the last row all arrays go."""
+        """Free a row's slot."""
         del self.rows[row.row_id]
         self.changed = True
-        if self.rows:
-            # Else steps would write past the tail of a slot without a row.
-            for name in ("cursors", "body_lengths"):
-                self.state[name][row.slot] = 0
-        else:
-            self.caches, self.state, self.layout, self._slack = [], {}, Layout(), 0
+        # Else steps would write past the tail of a slot without a row.
+        for name in ("cursors", "body_lengths"):
+            self.state[name][row.slot] = 0
+        self._end()
+
+    def _end(self) -> None:
+        """Drop all arrays if no row has any part of them."""
+        if not self.rows and not self.pages.used:
+            self.caches, self.state = [], {}
+            self.pages, self.layout, self._slack = Pages(), Layout(), 0
 
     def _write(self, row: BatchRow) -> None:
         """Write a row's arrays to its slot, with as many of its drafts as there is room for."""
@@ -292,61 +335,71 @@ class Batch:
         state["offered"][slot] = mx.minimum(row.state["offered"][0], room)
         row.layers, row.state = [], {}
 
-    def _arrange(
-        self, rows: Sequence[BatchRow], lengths: Sequence[int], *, anew: bool = False
-    ) -> None:
-        """Give these rows slots, and pages for bodies of these lengths; if ``anew``, no more."""
-        pages = [
-            max(len(row.pages), pages_for(length))
-            for row, length in zip(rows, lengths, strict=True)
-        ]
-        layout = layout_for(pages, None if anew else self.layout)
-        if self._fixed:
-            layout = layout._replace(slots=self._fixed)
-        inside = [row for row in rows if row.row_id in self.rows]
-        if packs := layout.slots < self.slots:
-            inside.sort(key=lambda row: row.slot)
-        seats = {row.row_id: n if packs else row.slot for n, row in enumerate(inside)}
-        moves: list[int | None] = [None] * layout.slots
-        for row in inside:
-            moves[seats[row.row_id]] = row.slot
-        kept = [page for row in inside for page in row.pages] if anew else None
-        if kept is not None:
-            first = 0
-            for row in inside:
-                row.pages = tuple(range(first, first + len(row.pages)))
-                first += len(row.pages)
-        if layout != self.layout or not unmoved(moves, len(moves)):
-            self._move(layout, moves, kept)
-            self.changed = True
-        free_slots = iter(slot for slot in range(layout.slots) if slot not in seats.values())
-        taken = {page for row in inside for page in row.pages}
-        free = iter(page for page in range(layout.pages) if page not in taken)
-        for row, count in zip(rows, pages, strict=True):
-            row.slot = seats[row.row_id] if row.row_id in seats else next(free_slots)
-            row.pages += tuple(islice(free, count - len(row.pages)))
-        table = [[0] * (layout.capacity // PAGE) for _ in range(layout.slots)]
-        for row in rows:
-            table[row.slot][: len(row.pages)] = row.pages
-        self.state["table"] = mx.array(table, mx.int32)
+    def _begin(self) -> None:
+        """Make the arrays of a batch without rows."""
+        slots = self._fixed or 1
+        self.layout = layout_for(slots, 0, 0)._replace(slots=slots)
+        self.caches = self._model.new_caches(slots, self.layout.capacity)
+        self.pages = Pages(slots * self.layout.capacity // PAGE)
+        if self.pages.size < self.layout.pages:
+            self._resize(self.layout.pages)
+        self.state = {name: mx.zeros((slots,), mx.int32) for name in _PER_ROW}
+        if self.looks_up:
+            self.state["history"] = mx.zeros((slots, history_length(self.layout)), mx.int32)
+        if self._fixed and self._depth:
+            self._leave_drafts(self._fixed, self._depth)
 
-    def _move(
-        self, layout: Layout, moves: Sequence[int | None], kept: Sequence[int] | None
-    ) -> None:
-        """Move arrays to another layout; see `AttentionCache.arrange`."""
-        if not self.slots:
-            self.caches, kept = self._model.new_caches(layout.slots, PAGE), None
-            self.state = {name: mx.zeros((layout.slots,), mx.int32) for name in _PER_ROW}
-            if self.looks_up:
-                self.state["history"] = mx.zeros((layout.slots, 0), mx.int32)
-            if self._fixed and self._depth:
-                self._leave_drafts(self._fixed, self._depth)
+    def _resize(self, pages: int) -> None:
+        """Change the size of the pool."""
+        kept = self.pages.resize(pages)
         for cache in self.caches:
-            cache.arrange(moves, layout, kept)
+            cache.resize(kept, pages)
             # One layer at a time, so that only one layer's old buffers are held beside the new.
             mx.eval(cache.arrays)
+        self.layout = self.layout._replace(pages=pages)
+        # Otherwise freed buffers of old shapes pile up in a worker that runs for days.
+        mx.clear_cache()
+
+    def _seat(self, joining: Sequence[BatchRow] = (), least: Layout | None = None) -> None:
+        """Give rows slots, and list their pages in the table.
+
+        Args:
+            least: the layout is no smaller; None for the present one.
+        """
+        if not self.caches:
+            self._begin()
+        inside = list(self.rows.values())
+        rows = [*inside, *joining]
+        longest = max((len(row.pages) for row in rows), default=0)
+        layout = layout_for(len(rows), self.pages.used, longest, least or self.layout)
+        layout = layout._replace(slots=self._fixed or layout.slots)
+        if layout.pages != self.pages.size:
+            self._resize(layout.pages)
+        if packs := layout.slots < self.layout.slots:
+            inside.sort(key=lambda row: row.slot)
+        moves: list[int | None] = [None] * layout.slots
+        for n, row in enumerate(inside):
+            moves[n if packs else row.slot] = row.slot
+        if layout != self.layout or packs:
+            self._move(layout, moves)
+        for n, row in enumerate(inside):
+            row.slot = n if packs else row.slot
+        free = [slot for slot, old in enumerate(moves) if old is None]
+        for row, slot in zip(joining, free, strict=False):
+            row.slot = slot
+        pages: list[tuple[int, ...]] = [()] * layout.slots
+        for row in rows:
+            pages[row.slot] = places(row.pages)
+        self.state["table"] = table_of(pages, layout.capacity // PAGE)
+
+    def _move(self, layout: Layout, moves: Sequence[int | None]) -> None:
+        """Move rows to the slots of another layout; see `AttentionCache.move`."""
+        for cache in self.caches:
+            cache.move(moves, layout.capacity)
+            # See `_resize`.
+            mx.eval(cache.arrays)
         self.state.pop("table", None)
-        if not unmoved(moves, self.state["cursors"].shape[0]):
+        if not unmoved(moves, self.layout.slots):
             slots = mx.array([slot or 0 for slot in moves], mx.int32)
             self.state = {name: array[slots] for name, array in self.state.items()}
             taken = mx.array([slot is not None for slot in moves])
@@ -356,8 +409,8 @@ class Batch:
             length = history_length(layout)
             self.state["history"] = widened(self.state["history"], length)[:, :length]
         self.layout = layout
+        self.changed = True
         self._settle()
-        # Otherwise freed buffers of old shapes pile up in a worker that runs for days.
         mx.clear_cache()
 
     def _leave_drafts(self, slots: int, depth: int) -> None:

@@ -120,7 +120,11 @@ class RaggedDecoder(Batch):
         return self._footprint.of_row
 
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
-        return self._footprint.of_rows(rows, None if alone else self.layout)
+        return (
+            self._footprint.of_rows(rows)
+            if alone
+            else self._footprint.of_rows(rows, self.layout, self.suspended_pages)
+        )
 
     # Prompts.
 
@@ -135,8 +139,14 @@ class RaggedDecoder(Batch):
             unread = unread[: shared - shared % self._unit]
         held, layers = self._prefixes.take(unread, row.salt)
         if held:
-            reading.take(self._model, held, layers)
+            self.reserve([(reading.pages, held)])
+            reading.take(self.caches, held, layers)
         return Known(held, self._prefixes.shared(unread, row.salt), reading.left)
+
+    def _read(self, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
+        ends = [(r.pages, r.done + n) for r, n in zip(readings, lengths, strict=True)]
+        self.reserve(ends)
+        read(self._model, self.caches, readings, lengths)
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]
@@ -144,9 +154,9 @@ class RaggedDecoder(Batch):
         if self._fixed:
             for reading in readings:
                 length = self._unit - reading.done % self._unit
-                read(self._model, [reading], [min(length, reading.left)])
+                self._read([reading], [min(length, reading.left)])
         elif any(lengths):
-            read(self._model, readings, lengths)
+            self._read(readings, lengths)
         for row_id in keep:
             reading = self._reading[row_id]
             whole = reading.done and not reading.done % self._unit
@@ -154,13 +164,15 @@ class RaggedDecoder(Batch):
                 whole = False  # its windows may be narrower
             if self._prefixes and reading.request.cache and whole:
                 known = reading.history[: reading.done]
-                self._prefixes.put(known, reading.layers, reading.request.salt)
+                self._prefixes.put(known, reading.layers(self.caches), reading.request.salt)
         finished = [reading for reading in readings if not reading.left]
         if joining := [reading for reading in finished if reading.request.max_tokens]:
-            self.join([(reading.request, reading.layers) for reading in joining])
+            self.join([(reading.request, reading.pages, reading.states) for reading in joining])
         for reading in finished:
             if reading.is_scored:
                 self._scored[reading.row_id] = reading.scored
+            if not reading.request.max_tokens:
+                self.release(reading.pages)
             del self._reading[reading.row_id]
         return {reading.row_id: reading.left for reading in readings}
 
@@ -174,7 +186,8 @@ class RaggedDecoder(Batch):
 
     def remove(self, row_id: str) -> None:
         # A row whose joining failed may be in both.
-        self._reading.pop(row_id, None)
+        if reading := self._reading.pop(row_id, None):
+            self.release(reading.pages)
         self._scored.pop(row_id, None)
         self.leave(row_id)
 
@@ -188,8 +201,8 @@ class RaggedDecoder(Batch):
             flight = self._in_flight
             flies = flight and any(other is row for _, other in flight.rows)
             length = row.cursor - (flight.width - 1 if flight and flies else row.accepted)
-            self._drain()
-            layers = [cache.held(row.seat, row.body_length, length) for cache in self.caches]
+            self.fold([row], length)
+            layers = [cache.held(row.seat, length) for cache in self.caches]
             self._prefixes.put(row.tokens[:length], layers, row.request.salt)
         self.remove(row_id)
 

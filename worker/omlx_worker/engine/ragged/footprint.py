@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import Layout, layout_for, pages_for
+from omlx_worker.engine.caches.layout import EMPTY, Layout, layout_for, pages_for
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
@@ -135,36 +135,37 @@ class Footprint:
         token = sum(size for size, ring in self._layers if not ring)
         return RowBytes(token, sum(size * ring for size, ring in self._layers), self._state)
 
-    def of_rows(self, rows: Sequence[Size], layout: Layout | None) -> int:
+    def of_rows(self, rows: Sequence[Size], layout: Layout = EMPTY, others: int = 0) -> int:
         """See `omlx_worker.engine.rows.interface.Engine.bytes_for`.
 
         Args:
-            layout: of the batch that they join; None for a new one.
+            layout: of the batch that they join, or are in.
+            others: pages of its pool that other rows have. They are not counted.
         """
-        prompts = [self._of_prompt(to_read) for to_read, *_ in rows if to_read]
-        # Rows that meet have more room than they need.
-        reading = int(sum(prompts) * (SPREAD if len(prompts) > 1 else 1))
-        if any(scored for to_read, _, *scored in rows if to_read):
-            reading += self._scoring
         # A row's last step may commit drafts beyond its end before the host has read it.
         needs = [pages_for(longest + max(0, self._depth - 1)) for _, longest, *_ in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
-        grown = layout_for(needs, layout)
+        grown = layout_for(len(needs), sum(needs) + others, max(needs, default=0), layout)
         if self._fixed:
             grown = grown._replace(slots=self._fixed)
-        return reading + self.of_batch(grown) + self._of_histories(grown)
-
-    def of_batch(self, layout: Layout) -> int:
-        """Bytes of a batch, plus those of a step or of a rearrangement."""
-        slots, positions = layout.slots, layout.pages * PAGE
+        prompts = [to_read for to_read, *_ in rows if to_read]
+        reading = sum(map(self._of_prompt, prompts))
+        if any(scored for to_read, _, *scored in rows if to_read):
+            reading += self._scoring
         bodies = [
-            size * (slots * min(layout.capacity, ring) if ring else positions)
+            size * (grown.slots * min(grown.capacity, ring) if ring else grown.pages * PAGE)
             for size, ring in self._layers
         ]
-        stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
-        # One layer's bodies, old and new.
-        rearranging = max(bodies, default=0)
-        return sum(bodies) + slots * self._slot + max(stepping, rearranging)
+        passing = max(
+            grown.slots * ((IN_FLIGHT - 1) * self._slot + self._window),
+            # One layer's bodies, old and new.
+            max(bodies, default=0),
+            # Rows that meet have more room than they need. A layer's bodies are gathered twice.
+            int(2 * SPREAD * sum(map(room_for, prompts)))
+            * max((size for size, _ in self._layers), default=0),
+        )
+        standing = sum(bodies) + grown.slots * self._slot - others * PAGE * self.of_row.token
+        return standing + reading + passing + self._of_histories(grown)
 
     def _of_histories(self, layout: Layout) -> int:
         """Bytes of histories, and of a search for drafts."""
@@ -173,13 +174,10 @@ class Footprint:
         return 4 * layout.slots * (IN_FLIGHT + _SEARCHED) * history_length(layout)
 
     def _of_prompt(self, tokens: int) -> int:
-        """Bytes of a prompt while it is read: bodies, one layer's old body, its window, states."""
-        positions = room_for(tokens)
-        layers = [
-            size * (min(positions, ring) if ring else positions) for size, ring in self._layers
-        ]
-        chunk = min(tokens, LONGEST_CHUNK) * max((size for size, _ in self._layers), default=0)
-        return sum(layers) + max(layers, default=0) + chunk + self._state
+        """Bytes of a prompt while it is read, besides pages: its window, rings and states."""
+        of_row = self.of_row
+        each = sum(size for size, _ in self._layers)
+        return min(tokens, LONGEST_CHUNK) * each + of_row.sliding + of_row.state
 
 
 def _bytes(arrays: Iterable[mx.array]) -> int:

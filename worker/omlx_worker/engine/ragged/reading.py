@@ -1,7 +1,8 @@
 """Reads prompts: windows that commit all of their tokens, of several rows in one forward.
 
-A row that is read is a slot of a small batch, without tails, and a cursor. Rows with different
-numbers of tokens behind them are read together. Windows are padded on the right: attention needs no
+A row that is read is pages, the states of layers that have none, and a cursor. Its keys and values
+are written where its steps will read them. Rows with different numbers of tokens behind them are
+read together. Windows are padded on the right: attention needs no
 mask for that, since padding comes after everything that a row's own tokens see, and recurrent
 layers hold their states from the end of a row's tokens on. Where they cannot, all rows read as many
 tokens as the shortest, again and again.
@@ -17,9 +18,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import Layout, Seat, capacity_for, pages_for
-from omlx_worker.engine.kernels.window import PAGE, Window, own_pages
+from omlx_worker.engine.caches.layout import Page, Seat, capacity_for, pages_for, places
+from omlx_worker.engine.kernels.window import Window, table_of
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.sampling import score
@@ -52,8 +52,8 @@ class Reading:
 
     Attributes:
         done: the tokens that are read.
-        caches: of all rows that were read with it last, one a layer; none before its first token.
-        slot, slots: its own, and how many they have.
+        pages: of its own, with room for these and for the next tokens.
+        states: what layers hold of it besides pages, a list for each; none before its first token.
         scored: the tokens of its prompt from the second on, as far as it is read, if they are to
             be scored.
     """
@@ -61,9 +61,8 @@ class Reading:
     request: Row
     history: list[int]
     done: int = 0
-    caches: list[LayerCache] = field(default_factory=list)
-    slot: int = 0
-    slots: int = 1
+    pages: list[Page] = field(default_factory=list)
+    states: Layers = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
 
     @property
@@ -78,27 +77,36 @@ class Reading:
     def is_scored(self) -> bool:
         return self.request.prompt_logprobs is not None
 
-    @property
-    def layers(self) -> Layers:
-        """What the layers hold of it."""
-        seat = own_seat(self.slot, self.slots, self.done)
-        return [cache.held(seat, self.done, self.done) for cache in self.caches]
+    def layers(self, caches: Sequence[LayerCache]) -> Layers:
+        """What the layers hold of it; nothing before its first token."""
+        seat = Seat(0, places(self.pages))
+        return [
+            cache.held(seat, self.done) if cache.paged else states
+            for cache, states in zip(caches, self.states, strict=False)
+        ]
 
-    def take(self, model: RaggedModel, done: int, layers: Layers) -> None:
-        """Take what the layers hold of its first ``done`` tokens."""
-        self.caches = model.new_caches(1, capacity_for(done))
-        for cache, part in zip(self.caches, layers, strict=True):
-            cache.write(own_seat(0, 1, done), part)
+    def take(self, caches: Sequence[LayerCache], done: int, layers: Layers) -> None:
+        """Take what the layers hold of its first ``done`` tokens, for which it has pages."""
+        seat = Seat(0, places(self.pages))
+        for cache, part in zip(caches, layers, strict=True):
+            if cache.paged:
+                cache.write(seat, part)
+                mx.eval(cache.arrays)
+            self.states.append([] if cache.paged else part)
         self.done = done
 
 
-def own_seat(slot: int, slots: int, positions: int) -> Seat:
-    """The seat of a row with so many positions, by `own_pages`."""
-    return Seat(slot, tuple(range(slot, slots * pages_for(positions), slots)))
+def read(
+    model: RaggedModel,
+    caches: Sequence[LayerCache],
+    readings: Sequence[Reading],
+    lengths: Sequence[int],
+) -> None:
+    """Read the next ``lengths`` tokens of each row. Waits for the device, so it can be timed.
 
-
-def read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
-    """Read the next ``lengths`` tokens of each row. Waits for the device, so it can be timed."""
+    Args:
+        caches: whose pages the rows have. Nothing in flight may read them: MLX would copy them.
+    """
     due = {id(reading): count for reading, count in zip(readings, lengths, strict=True)}
     while rows := [reading for reading in readings if due[id(reading)]]:
         together = _together(rows, due)
@@ -108,7 +116,7 @@ def read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]
         if any(reading.is_scored for reading in together):
             most = max(1, MOST_LOGITS // (model.vocabulary * len(together)))
             widths = [min(width, most) for width in widths]
-        _read(model, together, widths)
+        _read(model, caches, together, widths)
         for reading, width in zip(together, widths, strict=True):
             due[id(reading)] -= width
 
@@ -131,34 +139,45 @@ def _together(rows: Sequence[Reading], due: dict[int, int]) -> list[Reading]:
     return together
 
 
-def _read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
+def _read(
+    model: RaggedModel,
+    caches: Sequence[LayerCache],
+    readings: Sequence[Reading],
+    lengths: Sequence[int],
+) -> None:
     """Read in one forward."""
     width = max(lengths)
     done = [reading.done for reading in readings]
     ends = [start + count for start, count in zip(done, lengths, strict=True)]
-    capacity, slots = capacity_for(max(ends)), len(readings)
-    caches = _batch_of(model, readings, capacity)
+    capacity = capacity_for(max(ends))
+    own: list[LayerCache] = [
+        cache.of_prompts(
+            [reading.states[n] if reading.states else [] for reading in readings], capacity
+        )
+        for n, cache in enumerate(caches)
+    ]
+    for reading in readings:
+        # Arrays that only these rows hold are freed as they are read for the last time.
+        reading.states = []
     # One more than the window has: a head reads the token after each position.
     tokens = [
         reading.history[start : end + 1] + [0] * (width - count)
         for reading, start, end, count in zip(readings, done, ends, lengths, strict=True)
     ]
-    table = own_pages(slots, pages_for(capacity))
+    seats = [Seat(slot, places(reading.pages)) for slot, reading in enumerate(readings)]
+    table = table_of([seat.pages for seat in seats], pages_for(capacity))
     window = Window.of_prompts(done, lengths, width, table)
-    hidden: mx.array | None = model.prefill(mx.array(tokens, mx.int32), caches, window)
+    hidden: mx.array | None = model.prefill(mx.array(tokens, mx.int32), own, window)
     if not any(reading.is_scored for reading in readings):
         hidden = None
-    # Else its graph would hold the arrays that are written to next.
-    mx.eval(hidden)
-    spans = zip(range(slots), done, ends, strict=True)
-    tails = [(own_seat(slot, slots, end), start, end) for slot, start, end in spans]
-    for cache in caches:
-        if isinstance(cache, AttentionCache):
-            cache.absorb(tails)
-    # Arrays that only these rows held before are freed as they are read for the last time.
-    for slot, (reading, end) in enumerate(zip(readings, ends, strict=True)):
-        reading.caches, reading.slot, reading.slots, reading.done = caches, slot, slots, end
-    mx.eval([cache.arrays for cache in caches])
+    # Else the graph would hold the pages that are written to next.
+    mx.eval(hidden, [cache.written for cache in own])
+    for cache in own:
+        cache.fold(list(zip(seats, done, ends, strict=True)))
+    mx.eval([cache.arrays for cache in own])
+    for reading, seat, end in zip(readings, seats, ends, strict=True):
+        reading.states = [[] if cache.paged else cache.held(seat, end) for cache in own]
+        reading.done = end
     if hidden is not None:
         _score(model, readings, done, hidden)
 
@@ -189,21 +208,3 @@ def _score(
         ]
         for reading, scored in zip(owners[part], score(logits, tokens, alternatives), strict=True):
             reading.scored.append(scored)
-
-
-def _batch_of(model: RaggedModel, readings: Sequence[Reading], capacity: int) -> list[LayerCache]:
-    """Caches with a slot for each of these rows, in order."""
-    slots = range(len(readings))
-    caches = readings[0].caches
-    same = all(reading.caches is caches for reading in readings)
-    if caches and same and [reading.slot for reading in readings] == [*range(readings[0].slots)]:
-        pages = pages_for(capacity)
-        for cache in caches:
-            cache.arrange(slots, Layout(len(slots), len(slots) * pages, pages * PAGE))
-        return caches
-    caches = model.new_caches(len(slots), capacity)
-    for slot, reading in enumerate(readings):
-        for cache, part in zip(caches, reading.layers, strict=False):
-            cache.write(own_seat(slot, len(slots), reading.done), part)
-        reading.caches = []
-    return caches

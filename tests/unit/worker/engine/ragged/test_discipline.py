@@ -15,7 +15,7 @@ from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
-from scripts.bench.mixed_lengths import made_up
+from scripts.bench.mixed_lengths import join_made_up
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 LONG = 9_300
@@ -29,7 +29,7 @@ def long_batch(loaded: Loaded, depth: int) -> RaggedDecoder:
     rng = random.Random(1)
     for index in range(ROWS):
         prompt = [rng.randrange(256) for _ in range(LONG + 1)]
-        batch.join([(Row(str(index), prompt, 10_000, GREEDY), made_up(model, LONG))])
+        join_made_up(batch, model, Row(str(index), prompt, 10_000, GREEDY))
     return batch
 
 
@@ -57,6 +57,23 @@ def test_no_step_copies_the_bodies_while_the_one_before_is_in_flight(
     assert bodies >= 32 * 2**20, "too small to tell"
     # Scores over the bodies are what a step needs most, a fraction of the bodies themselves.
     assert mx.get_peak_memory() - before < bodies / 2
+
+
+def test_reading_a_prompt_writes_to_the_pages_in_place(qwen: Loaded) -> None:
+    batch = long_batch(qwen, 0)
+    batch.add(row("new", list(range(1, 90)), 10))
+    batch.prefill({"new": 8})
+    for _ in range(2):
+        batch.step()
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    batch.step()
+    batch.prefill({"new": 64})
+
+    assert mx.get_peak_memory() - before < body_bytes(batch) / 2
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
+from omlx_worker.engine.caches.layout import Pages
+from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.reading import Reading, read
@@ -31,35 +33,37 @@ CLASSES = [
 ]
 
 
-def readings(model: RaggedModel) -> list[Reading]:
+def readings() -> list[Reading]:
     made = []
+    pages = Pages(len(LENGTHS))
     for length in LENGTHS:
         chance = random.Random(length)
         history = [chance.randrange(256) for _ in range(length)]
-        made.append(Reading(row(str(length), history, 8), history))
+        made.append(Reading(row(str(length), history, 8), history, pages=pages.take(1)))
     return made
 
 
-def read_together(model: RaggedModel, rows: list[Reading]) -> None:
+def read_together(model: RaggedModel, caches: list[LayerCache], rows: list[Reading]) -> None:
     """Read all of each prompt; the chunks get longer, and shorter rows end in each of them.
 
     Rows have different numbers of tokens behind them from the first.
     """
     for place, each in enumerate(rows):
-        read(model, [each], [min(place, each.left)])
+        read(model, caches, [each], [min(place, each.left)])
     for chunk in CHUNKS:
         left = [each for each in rows if each.left]
-        read(model, left, [min(chunk, each.left) for each in left])
+        read(model, caches, left, [min(chunk, each.left) for each in left])
     assert not any(each.left for each in rows)
 
 
 def check_like_alone(model: RaggedModel) -> None:
-    together, alone = readings(model), readings(model)
-    read_together(model, together)
+    sides = [(model.new_caches(len(LENGTHS), PAGE), readings()) for _ in range(2)]
+    (shared, together), (others, alone) = sides
+    read_together(model, shared, together)
     for each in alone:
-        read_together(model, [each])
+        read_together(model, others, [each])
     for one, other in zip(together, alone, strict=True):
-        got, wanted = (chain(*each.layers) for each in (one, other))
+        got, wanted = chain(*one.layers(shared)), chain(*other.layers(others))
         for left, right in zip(got, wanted, strict=True):
             assert left.shape == right.shape
             assert mx.allclose(left, right, rtol=1e-4, atol=1e-4), len(one.history)
@@ -89,7 +93,7 @@ def test_long_caches_are_put_side_by_side_a_few_at_a_time(qwen: Loaded) -> None:
 def test_rows_whose_prompts_are_read_together_join_with_mlx_lms_own_text() -> None:
     model = tiny("gemma3_text")
     decoder = RaggedDecoder(as_ragged(model))
-    prompts = {each.row_id: each.history for each in readings(as_ragged(model))}
+    prompts = {each.row_id: each.history for each in readings()}
     for name, prompt in prompts.items():
         decoder.add(row(name, prompt, 20))
     left = decoder.prefill(dict.fromkeys(prompts, 10))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from omlx_worker.engine.kernels.window import PAGE, Window
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """The `Attention` of products and one softmax over body and tail."""
+    """The `Attention` of products over whole arrays: all pages of the pool, and all tails."""
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         tail_keys, tail_values = tails
@@ -56,20 +55,32 @@ class PlainAttention:
             if part is not None
         ]
         body_mask, tail_mask = window.masks(sliding, ring)
-        if sliding:
-            body_mask = mx.tile(body_mask, (1, 1, group, 1))
+        owners = None
+        if not ring:
+            owners, body_mask = window.owners(bodies[0].shape[0], sliding)
+        parts = [_Part(bodies, body_mask, owners), _Part(tails, tail_mask)]
+        scores = [_scores(asked, part, group, softcap) for part in parts]
+        peaks = [_most(each, part, slots) for each, part in zip(scores, parts, strict=True)]
+        peak = mx.maximum(*peaks)
+        mass, mixed = mx.zeros_like(peak), mx.zeros((1,))
         if sinks is not None:
             sinks = mx.repeat(sinks.reshape(heads, group), width, axis=1)[..., None]
-        parts = [
-            _Part(bodies, body_mask, None if ring else window.table),
-            _Part(tails, mx.tile(tail_mask, (1, 1, group, 1))),
-        ]
-        return _mixed(asked, parts, sinks, softcap).reshape(slots, query_heads, width, -1)
+            peak = mx.maximum(peak, sinks.astype(mx.float32))
+            mass = mx.exp(sinks - peak)
+        for each, part in zip(scores, parts, strict=True):
+            weights = mx.exp(each - (peak if part.owners is None else peak[part.owners]))
+            values = part.arrays[0 if rotary is not None else 1]
+            mass = mass + _sum(weights.sum(axis=-1, keepdims=True), part, slots)
+            mixed = mixed + _sum(weights.astype(values.dtype) @ values, part, slots)
+        out: mx.array = (mixed / mass).astype(queries.dtype)
+        return out.reshape(slots, query_heads, width, -1)
 
 
 def body_of(pool: mx.array, table: mx.array) -> mx.array:
     """The bodies ``[S, H, M * PAGE, D]`` that pages ``[P, H, PAGE, D]`` make."""
-    return pool.flatten(0, 1)[_index(pool, table)].flatten(2, 3)
+    heads = pool.shape[1]
+    index = table[:, None] * heads + mx.arange(heads)[:, None]
+    return pool.flatten(0, 1)[index].flatten(2, 3)
 
 
 def _of_prompts(
@@ -107,82 +118,47 @@ class _Part(NamedTuple):
     """Bodies or tails.
 
     Attributes:
-        mask: ``[S, 1, 1 or R, L]``.
-        table: ``[S, M]``, of bodies that are pages.
+        arrays: keys and values ``[N, H, L, D]``, of slots or of pages.
+        mask: ``[N, 1, 1 or W, L]``.
+        owners: ``[N]`` int32, the slot that each page belongs to; None for slots.
     """
 
     arrays: Pair
     mask: mx.array
-    table: mx.array | None = None
+    owners: mx.array | None = None
 
 
-def _mixed(
-    queries: Sequence[mx.array], parts: Sequence[_Part], sinks: mx.array | None, softcap: float
-) -> mx.array:
-    """Attention of queries ``[S, H, R, D]`` to bodies and tails.
+def _scores(queries: Sequence[mx.array], part: _Part, group: int, softcap: float) -> mx.array:
+    """Scores ``[N, H, R, L]`` float32 of queries ``[S, H, R, D]``; -inf where it is masked.
 
     Args:
         queries: of the keys, and for latent attention also of the values.
-        sinks: ``[H, R, 1]``.
     """
-    scores = [_scores(queries, part, softcap) for part in parts]
-    ends = [scores[0].shape[-1], scores[0].shape[-1] + scores[1].shape[-1]]
-    if sinks is not None:
-        column = mx.broadcast_to(sinks, (*scores[0].shape[:-1], 1))
-        scores.append(column.astype(scores[0].dtype))
-    weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
-    values = 0 if len(queries) == 2 else 1
-    body, tail = (
-        _sum(of_part, part.arrays[values], part.table)
-        for of_part, part in zip(mx.split(weights, ends, axis=-1), parts, strict=False)
-    )
-    return body + tail
-
-
-def _scores(queries: Sequence[mx.array], part: _Part, softcap: float) -> mx.array:
-    """Scores of a body or tail, masked, ``[S, H, R, L]``."""
+    if part.owners is not None:
+        queries = [each[part.owners] for each in queries]
     pairs = zip(queries, part.arrays, strict=False)
-    scores = sum(_products(asked, keys, part.table) for asked, keys in pairs)
+    scores = sum(asked @ keys.swapaxes(-1, -2) for asked, keys in pairs)
     assert isinstance(scores, mx.array)
+    scores = scores.astype(mx.float32)
     if softcap:
         scores = mx.tanh(scores / softcap) * softcap
-    return mx.where(part.mask, scores, mx.finfo(scores.dtype).min)
+    mask = mx.tile(part.mask, (1, 1, group if part.mask.shape[2] > 1 else 1, 1))
+    return mx.where(mask, scores, -mx.inf)
 
 
-def _products(queries: mx.array, keys: mx.array, table: mx.array | None) -> mx.array:
-    """Products of queries ``[S, H, R, D]`` with the keys of every position: ``[S, H, R, L]``."""
-    keys = keys.swapaxes(-1, -2)
-    if table is None:
-        return queries @ keys
-    return _by_page(queries[:, :, None], keys, table).swapaxes(2, 3).flatten(3, 4)
+def _most(scores: mx.array, part: _Part, slots: int) -> mx.array:
+    """The highest score of each query, ``[S, H, R, 1]``."""
+    most = scores.max(axis=-1, keepdims=True)
+    if part.owners is None:
+        return most
+    return mx.full((slots, *most.shape[1:]), -mx.inf).at[part.owners].maximum(most)
 
 
-def _sum(weights: mx.array, values: mx.array, table: mx.array | None) -> mx.array:
-    """Sums over positions, with weights ``[S, H, R, L]``: ``[S, H, R, D]``."""
-    if table is None:
-        return weights @ values
-    of_pages = mx.unflatten(weights, 3, (-1, PAGE)).swapaxes(2, 3)
-    sums = _by_page(of_pages, values, table)
-    return sums.astype(mx.float32).sum(axis=2).astype(weights.dtype)
-
-
-def _by_page(factors: mx.array, pool: mx.array, table: mx.array) -> mx.array:
-    """Products of ``[S, H, 1 or M, R, K]`` with a row's pages, of ``[P, H, K, N]``.
-
-    Returns:
-        ``[S, H, M, R, N]``.
-    """
-    index = _index(pool, table)
-    if mx.default_device() == mx.gpu or pool.dtype != mx.float32:
-        return factors @ pool.flatten(0, 1)[index]
-    # Copies no page. MLX has it for this type alone on a CPU.
-    own = mx.arange(math.prod(factors.shape[:3]), dtype=mx.uint32).reshape(factors.shape[:3])
-    own = mx.broadcast_to(own, index.shape)
-    return mx.gather_mm(factors, pool, own, index)
-
-
-def _index(pool: mx.array, table: mx.array) -> mx.array:
-    """Which of the pages and heads ``[P * H]`` each row has: ``[S, H, M]``."""
-    heads = pool.shape[1]
-    index: mx.array = table[:, None] * heads + mx.arange(heads)[:, None]
-    return index.astype(mx.uint32)
+def _sum(sums: mx.array, part: _Part, slots: int) -> mx.array:
+    """Sums ``[N, H, R, D]`` over the pages of each slot, ``[S, H, R, D]`` float32."""
+    sums = sums.astype(mx.float32)
+    if part.owners is None:
+        return sums
+    # A product, since a GPU would add to slots in any order.
+    own = (mx.arange(slots)[:, None] == part.owners).astype(mx.float32)
+    return (own @ sums.flatten(1)).reshape(slots, *sums.shape[1:])
