@@ -2,6 +2,7 @@
 
     python -m scripts.bench.scheduler_sim                          every scenario, a table
     python -m scripts.bench.scheduler_sim --machines apple h200    some
+    python -m scripts.bench.scheduler_sim --arrivals "file, 32"    files of requests
 
 The policies are the worker's own. The machines are cost tables (`tests/simulation/tables.py`) with
 noise, outliers, compiling steps and the pipeline of the real engine.
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.simulation.engine import Run
-from tests.simulation.scenarios import ARRIVALS, MACHINES, MAX_DEPTH, POLICIES, Scenario
+from tests.simulation.scenarios import ARRIVALS, FILES, MACHINES, MAX_DEPTH, POLICIES, Scenario
 
 Results = dict[Scenario, dict[str, Run]]
 
@@ -23,7 +24,9 @@ Results = dict[Scenario, dict[str, Run]]
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--machines", nargs="+", choices=list(MACHINES), default=list(MACHINES))
-    options.add_argument("--arrivals", nargs="+", choices=list(ARRIVALS), default=list(ARRIVALS))
+    options.add_argument(
+        "--arrivals", nargs="+", choices=[*ARRIVALS, *FILES], default=list(ARRIVALS)
+    )
     options.add_argument("--seed", type=int, default=0)
     chosen = options.parse_args()
     results = {

@@ -43,6 +43,13 @@ READ_ARRIVALS: dict[str, Callable[[int], list[SimulatedJob]]] = {
 the time."""
 
 
+FILES = {"file, 1": (1, 40), "file, 8": (8, 200), "file, 32": (32, 400)}
+"""Rows at once, and rows, of files of requests."""
+
+WARM_UP = 100
+"""What is added to the seed of the file that goes before, so that `auto` knows the machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A machine, and jobs that come to it."""
@@ -57,8 +64,13 @@ class Scenario:
 
     @property
     def jobs(self) -> list[SimulatedJob]:
-        jobs = (ARRIVALS | READ_ARRIVALS)[self.arrivals](self.seed)
-        if self.reads:
+        if self.arrivals in FILES:
+            _, rows = FILES[self.arrivals]
+            kind = {"tokens": (32, 160), "prompt": (30, 250)}
+            jobs = workloads.bursts(1, rows, self.seed, **kind)
+        else:
+            jobs = (ARRIVALS | READ_ARRIVALS)[self.arrivals](self.seed)
+        if self.arrivals in READ_ARRIVALS:
             share = USUAL_READ / self.read
             jobs = [replace(job, prompt=round(share * job.prompt)) for job in jobs]
         if self.machine == "long" and not self.reads:
@@ -75,7 +87,7 @@ class Scenario:
     @property
     def reads(self) -> bool:
         """Whether prompts are read between steps."""
-        return self.arrivals in READ_ARRIVALS
+        return self.arrivals in READ_ARRIVALS or self.arrivals in FILES
 
     @property
     def read(self) -> float:
@@ -88,7 +100,10 @@ class Scenario:
             return self.run_with(Oracle(self.table, self.jobs, MAX_DEPTH))
         if policy.startswith("depth "):
             return self.run_with(FixedPolicy(int(policy.removeprefix("depth "))))
-        return self.run_with(make_policy(policy, MAX_DEPTH, MAX_DEPTH))  # type: ignore[arg-type]
+        made = make_policy(policy, MAX_DEPTH, MAX_DEPTH)  # type: ignore[arg-type]
+        if self.arrivals in FILES:
+            replace(self, seed=self.seed + WARM_UP).run_with(made)
+        return self.run_with(made)
 
     def run_with(self, policy: DepthPolicy | Oracle) -> Run:
         return simulate(
@@ -96,7 +111,7 @@ class Scenario:
             self.table,
             self.jobs,
             seed=self.seed,
-            max_rows=8 if self.reads else 32,
+            max_rows=FILES.get(self.arrivals, (8 if self.reads else 32, 0))[0],
             max_steps=ENDLESS_STEPS if self.is_endless else 10**6,
             read=self.read if self.reads else 0.0,
         )

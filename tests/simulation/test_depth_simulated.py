@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 
 import pytest
 
 from tests.simulation.engine import Run
-from tests.simulation.scenarios import MAX_DEPTH, Scenario, scenarios
+from tests.simulation.scenarios import FILES, MAX_DEPTH, Scenario, scenarios
+from tests.simulation.tables import TABLES
 
 pytestmark = pytest.mark.simulation
 
@@ -53,6 +55,17 @@ def test_auto_is_as_good_as_the_better_fixed_mode_on_average() -> None:
 def test_auto_keeps_up_with_the_best_depth_where_prompts_are_read(scenario: Scenario) -> None:
     best = max(speed(scenario, f"depth {depth}") for depth in range(MAX_DEPTH + 1))
     assert speed(scenario, "auto") >= 0.85 * best
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_as_fast_as_with_the_better_fixed_mode(file: str) -> None:
+    shares = []
+    for machine, seed in itertools.product(TABLES, SEEDS):
+        scenario = Scenario(machine, file, seed)
+        better = max(speed(scenario, "mtp"), speed(scenario, "batched"))
+        shares.append(speed(scenario, "auto") / better)
+    assert min(shares) >= 0.95
+    assert statistics.fmean(shares) >= 0.985
 
 
 def test_the_oracle_is_no_slower_than_any_mode() -> None:

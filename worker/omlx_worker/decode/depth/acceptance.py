@@ -20,7 +20,10 @@ GUESS = 0.8  # the rate of a first draft: high, so that some are made
 
 
 class FadingCounts:
-    """Drafts judged and accepted at each place of a window, a row and step. Old ones fade."""
+    """Drafts judged and accepted at each place of a window, a row and step.
+
+    Old ones fade as new ones of their place are judged.
+    """
 
     def __init__(self, places: int) -> None:
         self._judged, self._accepted = [0.0] * places, [0.0] * places
@@ -30,9 +33,9 @@ class FadingCounts:
         for place in range(min(accepted + 1, drafted)):
             self._judged[place] += share
             self._accepted[place] += share * (place < accepted)
-        if self._judged[0] > MEMORY:
-            self._judged = [count / 2 for count in self._judged]
-            self._accepted = [count / 2 for count in self._accepted]
+            if self._judged[place] > MEMORY:
+                self._judged[place] /= 2
+                self._accepted[place] /= 2
 
     def chances(self) -> list[float]:
         """That each draft is accepted. A place is guessed to be like the one before it."""

@@ -1,11 +1,13 @@
 """The `auto` policy: drafts as deep as makes the most tokens per second, as far as is known.
 
 A depth makes (rows + drafts accepted) / (seconds of a step). The depth changes once the gains that
-were forgone add up. Now and then another depth is probed, which tells what it takes and brings.
+were forgone add up. Now and then another depth is probed, which tells what it takes and brings:
+ever less often while probes change nothing.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from omlx_worker.decode.depth.acceptance import Acceptance
@@ -15,7 +17,9 @@ from omlx_worker.engine.rows.row import Emission
 
 MARGIN, CHANGE = 0.005, 0.4  # gains of a step that count, and the sum that changes the depth
 PROBE, INTERVAL = 6, 48  # steps of a probe, and from a change or a probe to the next probe
-BUDGET, SAVED = 0.005, 10.0  # steps that probes may lose: for each step, and saved up at most
+# Steps that probes may lose: for each step, at first and after many in vain; saved up at most.
+BUDGET, LEAST_BUDGET, SAVED = 0.005, 0.001, 10.0
+IN_VAIN = 0.8  # the share of the budget that is left after a probe
 
 
 class AutoPolicy:
@@ -26,7 +30,10 @@ class AutoPolicy:
         self._depths = {*range(own_depth + 1), max_depth // 2, max_depth}
         self._acceptance, self._times = Acceptance(max_depth, own_depth), StepTimes()
         self._cell, self._depth, self._reason = (-1, -1), 0, ""
-        self._regret, self._saved, self._since, self._timed = 0.0, SAVED, 0, True
+        self._regret, self._since, self._timed = 0.0, 0, True
+        # By the slots' part of a cell: what is known of other numbers of slots is a guess.
+        self._budget = defaultdict[int, float](lambda: BUDGET)
+        self._saved = defaultdict[int, float](lambda: SAVED)
         self._probed, self._left = 0, 0  # the depth of a probe, and steps that are left of it
 
     def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
@@ -37,20 +44,23 @@ class AutoPolicy:
         top = max((row.limit for row in rows), default=0)
         if top == 0 or coming > len(rows):
             return 0, "rows join" if top else "no row drafts"
-        seconds = self._times.at(cell, {min(depth, top) for depth in self._depths})
+        seconds = self._times.at(cell, self._worthwhile(accepted, len(rows), top))
         speeds = {depth: (len(rows) + accepted[depth]) / seconds[depth] for depth in seconds}
         best = max(sorted(speeds), key=speeds.__getitem__)
         if cell[0] != last[0] or self._depth not in speeds:
-            self._depth, self._regret, self._reason = best, 0.0, "the best as far as is known"
+            self._change(best, "the best as far as is known")
         now = self._depth
         self._since += 1
-        self._saved = min(self._saved + BUDGET, SAVED)
+        size, budget = cell[0], self._budget[cell[0]]
+        saved = self._saved[size] = min(self._saved[size] + budget, SAVED)
         if self._timed and self._since >= INTERVAL and len(speeds) > 1:
             probed = next(depth for depth in speeds if depth != now)
             # What steps at the depth in use would make more in the same time.
             loss = PROBE * (seconds[probed] / seconds[now]) * (1 - speeds[probed] / speeds[now])
-            if self._saved >= min(loss, SAVED):
-                self._saved -= loss
+            loss = min(loss, SAVED)  # it may be unusual times that make it large
+            if saved >= loss:
+                self._saved[size] -= loss
+                self._budget[size] = max(IN_VAIN * budget, LEAST_BUDGET)
                 self._probed, self._left, self._since = probed, PROBE, 0
         if self._left:
             self._left -= 1
@@ -58,8 +68,8 @@ class AutoPolicy:
         gain = speeds[best] / speeds[now] - 1
         self._regret = max(0.0, self._regret + min(gain - MARGIN, CHANGE / 4))
         if self._regret > CHANGE and self._since > PROBE:
-            self._depth, self._regret, self._since = best, 0.0, 0
-            self._reason = f"depth {best}: {gain:+.0%} against depth {now}"
+            self._change(best, f"depth {best}: {gain:+.0%} against depth {now}")
+            self._since = 0
         return self._depth, self._reason
 
     def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
@@ -68,3 +78,17 @@ class AutoPolicy:
         self._timed = seconds is not None
         if seconds:
             self._times.add(self._cell, depth, seconds)
+
+    def _worthwhile(self, accepted: Sequence[float], rows: int, top: int) -> set[int]:
+        """The depths up to ``top`` that accept more than any shallower one does."""
+        found, most = {0}, MARGIN * rows
+        for depth in sorted({min(depth, top) for depth in self._depths}):
+            if accepted[depth] > most:
+                found.add(depth)
+                most = accepted[depth] + MARGIN * rows
+        return found
+
+    def _change(self, depth: int, reason: str) -> None:
+        if depth != self._depth:
+            self._budget.pop(self._cell[0], None)
+        self._depth, self._reason, self._regret = depth, reason, 0.0

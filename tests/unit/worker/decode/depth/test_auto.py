@@ -24,7 +24,8 @@ def settled(seconds: Sequence[float], accepted: Sequence[int] = (3, 3)) -> AutoP
 
 def longest_away_from(depth: int, made: list[int]) -> int:
     """The most steps in a row at other depths."""
-    return max(len(list(run)) for same, run in itertools.groupby(made, depth.__eq__) if not same)
+    runs = itertools.groupby(made, depth.__eq__)
+    return max((len(list(run)) for same, run in runs if not same), default=0)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,25 @@ def test_probes_cost_less_than_a_percent_of_the_time() -> None:
     made = feed(policy, 20_000, seconds, [1, 1])
     lost = sum(seconds[k] - (2 + 2 * min(k, 1)) / 2 for k in made)
     assert 0 < lost < 0.01 * len(made)
+
+
+def test_probes_in_vain_are_made_less_and_less_often() -> None:
+    policy = AutoPolicy(3, 3)
+    first, *_, last = (feed(policy, 3000, CHEAP, [3, 3]) for _ in range(4))
+    assert 0 < len(last) - last.count(3) < 0.5 * (len(first) - first.count(3))
+
+
+def test_what_deeper_drafts_came_to_is_not_forgotten_while_none_are_made() -> None:
+    seconds = (1.0, 1.2, 1.6, 2.0)
+    policy = settled(seconds, [1, 1])
+    assert feed(policy, 4000, seconds, [1, 1]).count(1) > 3950
+
+
+def test_a_depth_that_accepts_no_more_than_a_shallower_one_is_not_probed() -> None:
+    seconds = (1.0, 1.1, 1.2, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3)
+    policy = AutoPolicy(8, 3)
+    feed(policy, 300, seconds, [2, 2], [8, 8], own=3)
+    assert max(feed(policy, 2000, seconds, [2, 2], [8, 8], own=3)) <= 3
 
 
 def test_no_row_drafts_deeper_than_it_may() -> None:
