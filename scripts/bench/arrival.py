@@ -6,10 +6,10 @@
 
 The worker's own scheduler and engine, without Redis. Without ``--jobs`` the figures are the gaps
 between steps before a long prompt comes and while it is read, in one run. With ``--jobs`` prompts
-of 10 to 2,000 tokens arrive at random; the figures are windows and steps a job, and what had to be
-traced or compared for a new shape. That clock is the CPU time of the process, so a loaded machine
-counts the same. ``--model stand-in`` is 32 layers that cost the host what such a model costs it,
-and next to nothing else.
+of 10 to 2,000 tokens arrive at random after the warm-up; the figures are windows and steps a job,
+and what jobs waited for until it was traced or compared. That clock is the CPU time of the process,
+so a loaded machine counts the same. ``--model stand-in`` is 32 layers that cost the host what such
+a model costs it, and next to nothing else.
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=0.3, help="CPU seconds between two of them")
     parser.add_argument("--longest", type=int, default=2000, help="tokens of their prompts")
     parser.add_argument("--bulk", action="store_true", help="as bulk jobs, which nobody watches")
+    parser.add_argument("--cold", action="store_true", help="without the warm-up")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -158,6 +159,10 @@ def main() -> None:
         loaded = load_engine(model, max_rows=32 if args.jobs else args.rows + 1, depth=args.depth)
         engine = InProcess(loaded, args.prefill_chunk)
         if args.jobs:
+            if not args.cold:
+                began = time.process_time()
+                print(f"warm-up: {engine.warm_up()} traces, {loaded.contests} contests, ", end="")
+                print(f"{time.process_time() - began:.1f} CPU seconds")
             level = BULK if args.bulk else DEFAULT
             arrivals(engine, args.jobs, args.every, args.longest, level, args.seed)
         else:

@@ -26,6 +26,7 @@ class InProcess:
 
     def __init__(self, engine: Engine, chunk: int = LONGEST_CHUNK) -> None:
         self._engine = engine
+        engine.keep_within(engine.memory_budget)
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
         chunks = ChunkSize(chunk)
         driver = DepthDriver(FixedPolicy(engine.max_depth))

@@ -21,7 +21,7 @@ SMALL = {
     "against_mlx_lm": "--rows 1 2 --depths 0 1 auto lookup --contexts 16 --tokens 2 --laps 1"
     " --settle 1 --learn 2 --read 16 --read-rows 1",
     "agreement": "--prompts 1 --tokens 4 --depths 1",
-    "arrival": "--jobs 2 --longest 20 --every 0",
+    "arrival": "--jobs 2 --longest 20 --every 0 --cold",
     "attention": "--heads 2 1 16 --layers 1 --rows 1 --widths 1 --contexts 16 --laps 1",
     "batch_memory": "--rows 2000",
     "bulk_million": "--rows 100",
