@@ -152,10 +152,11 @@ class DecodeLoop:
         self._clock.chunk()
         tokens = {row.row_id: count for row, count in action.tokens.items()}
         keep = [row.row_id for row, count in action.tokens.items() if row.stops_after(count)]
-        contests = self._engine.contests
-        left = self._engine.prefill(tokens, keep)
+        engine = self._engine
+        traces, contests = engine.traces, engine.contests
+        left = engine.prefill(tokens, keep)
         seconds = time.monotonic() - began
-        timed = self._engine.contests == contests
+        timed = (engine.traces, engine.contests) == (traces, contests)
         if not timed:
             self._clock.interrupt()
         self.counters.prompt_windows += any(tokens.values())

@@ -4,17 +4,18 @@ A step or a window of prompts is traced for each new shape, and its kernels are 
 takes as long as many steps. So rows that nobody asked for run through a closed list of shapes, a
 step at a time while the worker has nothing else to do:
 
-=================================  ========================================================
-rows                               1, 2, 4 and so on, up to ``--max-batch``
-drafts of a step                   none, 1 and so on, up to the most
-sampling                           greedy; sampled; sampled with top-p, top-k or min-p
-positions of the longest row       up to 256, and up to 512
-=================================  ========================================================
+===================================  =======================================================
+steps: rows                          1, 2, 4 and so on, up to ``--max-batch``
+drafts                               none, 1 and so on, up to the most
+sampling                             greedy; sampled; sampled with top-p, top-k or min-p
+positions of the longest row         up to 256, and up to 512
+first windows of prompts: rows       1, 2, 4 and so on, up to 256 tokens in all
+their tokens                         16, 32, 48, 64, 96 and 128 a row, see `FirstWindows`
+===================================  =======================================================
 
 The shapes of one row up to 256 positions, which the first job needs, come before the worker says
-that it is ready. Windows of prompts have as many rows, of 16 tokens. What else rows meet is traced
-where they meet it; kernels run in borrowed forms there, and are compared while the worker idles,
-see `Contest`. If others win, the list begins anew. Their verdicts are kept on disk.
+that it is ready. What else rows meet is traced where they meet it; kernels run in borrowed forms
+there, and are compared while the worker idles, see `Contest`. Their verdicts are kept on disk.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.ragged import first_windows
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
 
@@ -46,28 +48,32 @@ class Shape:
     """Rows that run together.
 
     Attributes:
-        length: prompt tokens of the longest row; the others have `LENGTHS[0]`.
+        length: prompt tokens of the longest row. The others have `LENGTHS[0]`; those of a window
+            as many.
+        sampling: of steps; None for a first window of prompts.
     """
 
     rows: int
     length: int
-    sampling: Sampling
+    sampling: Sampling | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether the first job needs it."""
-        return self.rows == 1 and self.length == LENGTHS[0]
+        return self.rows == 1 and (self.sampling is None or self.length == LENGTHS[0])
 
 
 def shapes(max_rows: int) -> list[Shape]:
     """The list, in the order in which jobs are likely to need them."""
     counts = [1 << power for power in range(max(0, max_rows - 1).bit_length() + 1)]
-    return [
+    steps = [
         Shape(min(rows, max_rows), length, sampling)
         for length in LENGTHS
         for rows in counts
         for sampling in SAMPLINGS
     ]
+    windows = [Shape(*shape) for shape in first_windows.shapes(max_rows)]
+    return sorted([*steps, *windows], key=lambda shape: (not shape.is_first, shape.length > 256))
 
 
 class WarmUp:
@@ -129,27 +135,25 @@ class WarmUp:
 
     def _run(self, shape: Shape) -> Iterator[None]:
         decoder = self._decoder
-        depths = range(decoder.max_depth + 1)
-        tokens = (1 + decoder.max_depth) * STEPS * (2 + decoder.max_depth)
-        lengths = [shape.length, *[LENGTHS[0]] * (shape.rows - 1)]
-        rows = [
-            Row(f"warm-up:{n}", [1] * length, tokens, shape.sampling, cache=False)
-            for n, length in enumerate(lengths)
-        ]
+        rows = self._rows_of(shape)
         sizes = [row.size(row.length) for row in rows]
         if decoder.bytes_for(sizes, alone=True) + decoder.weight_bytes > self.limit:
             return
         try:
-            left = {row.row_id: row.length for row in rows}
             for row in rows:
                 decoder.add(row)
+            if shape.sampling is None:
+                decoder.prefill({row.row_id: shape.length for row in rows})
+                yield
+                return
+            left = {row.row_id: row.length for row in rows}
             while left:
                 together = list(left)[: WINDOW // LENGTHS[0]]
                 read = dict.fromkeys(together, WINDOW // len(together))
                 left |= decoder.prefill(read)
                 left = {row_id: count for row_id, count in left.items() if count}
                 yield
-            for depth in (*depths, 0):
+            for depth in (*range(decoder.max_depth + 1), 0):
                 for _ in range(STEPS):
                     decoder.step({row.row_id: depth for row in rows})
                     yield
@@ -157,3 +161,16 @@ class WarmUp:
             for row in rows:
                 decoder.remove(row.row_id)
             decoder.wait()
+
+    def _rows_of(self, shape: Shape) -> list[Row]:
+        deepest, others = self._decoder.max_depth, LENGTHS[0]
+        lengths = [shape.length, *[others] * (shape.rows - 1)]
+        if shape.sampling is None:
+            # A step reads the last token.
+            lengths = [shape.length + 1] * shape.rows
+        tokens = (1 + deepest) * STEPS * (2 + deepest)
+        sampling = shape.sampling or SAMPLINGS[0]
+        return [
+            Row(f"warm-up:{n}", [1] * length, tokens, sampling, cache=False)
+            for n, length in enumerate(lengths)
+        ]

@@ -8,7 +8,7 @@ import pytest
 from omlx_worker.engine import warm_up
 from omlx_worker.engine.kernels.contest import Contest, Size
 from omlx_worker.engine.rows.row import Sampling
-from omlx_worker.engine.warm_up import WarmUp, shapes
+from omlx_worker.engine.warm_up import SAMPLINGS, WarmUp, shapes
 from tests.helpers.decoding import Loaded, row, run
 
 SAMPLED = Sampling(temperature=0.8, top_k=20, seed=3)
@@ -20,9 +20,13 @@ def warmed(qwen: Loaded, max_rows: int) -> WarmUp:
     return warm
 
 
-def test_the_first_job_needs_one_row_in_each_way_to_sample() -> None:
-    assert [shape.is_first for shape in shapes(6)] == [True] * 3 + [False] * 21
-    assert [shape.rows for shape in shapes(6)][:12:3] == [1, 2, 4, 6]
+def test_the_first_job_needs_one_row_in_each_way_to_sample_and_its_windows() -> None:
+    first = [shape for shape in shapes(6) if shape.is_first]
+    assert [(shape.rows, shape.length) for shape in first[:3]] == [(1, 16)] * 3
+    assert [shape.length for shape in first[3:]] == [16, 32, 48, 64, 96, 128]
+    assert shapes(6)[: len(first)] == first
+    rows = [shape.rows for shape in shapes(6) if shape.sampling == SAMPLINGS[0]]
+    assert rows == [1, 2, 4, 6, 1, 2, 4, 6]
 
 
 def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm_up(

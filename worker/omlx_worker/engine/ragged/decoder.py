@@ -104,11 +104,11 @@ class RaggedDecoder(Batch):
 
     @property
     def traces(self) -> int:
-        """See `Halves`."""
-        return self._halves.traces
+        """Of steps and of first windows of prompts."""
+        return self._halves.traces + self._halves.first_windows.traces
 
     def retrace(self) -> None:
-        """Let the next step of each shape be traced again, since other kernels run there."""
+        """Let what is compiled be traced again, since other kernels run there."""
         self._halves.clear()
 
     @property
@@ -146,7 +146,8 @@ class RaggedDecoder(Batch):
     def _read(self, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
         ends = [(r.pages, r.done + n) for r, n in zip(readings, lengths, strict=True)]
         self.reserve(ends)
-        read(self._model, self.caches, readings, lengths)
+        prefill = None if self._fixed else self._halves.first_windows.prefill
+        read(self._model, self.caches, readings, lengths, prefill)
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]

@@ -13,7 +13,7 @@ are scored are so narrow that `MOST_LOGITS` bounds their logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -24,6 +24,9 @@ from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.sampling import score
 from omlx_worker.engine.rows.row import Row, Scored
+
+Prefill = Callable[[mx.array, Sequence[LayerCache], Window], mx.array]
+"""See `RaggedModel.prefill`."""
 
 MOST_POSITIONS = 1 << 16
 """Most positions of rows that are read together."""
@@ -101,11 +104,13 @@ def read(
     caches: Sequence[LayerCache],
     readings: Sequence[Reading],
     lengths: Sequence[int],
+    prefill: Prefill | None = None,
 ) -> None:
     """Read the next ``lengths`` tokens of each row. Waits for the device, so it can be timed.
 
     Args:
         caches: whose pages the rows have. Nothing in flight may read them: MLX would copy them.
+        prefill: in place of the model's own.
     """
     due = {id(reading): count for reading, count in zip(readings, lengths, strict=True)}
     while rows := [reading for reading in readings if due[id(reading)]]:
@@ -116,7 +121,7 @@ def read(
         if any(reading.is_scored for reading in together):
             most = max(1, MOST_LOGITS // (model.vocabulary * len(together)))
             widths = [min(width, most) for width in widths]
-        _read(model, caches, together, widths)
+        _read(model, caches, together, widths, prefill or model.prefill)
         for reading, width in zip(together, widths, strict=True):
             due[id(reading)] -= width
 
@@ -144,6 +149,7 @@ def _read(
     caches: Sequence[LayerCache],
     readings: Sequence[Reading],
     lengths: Sequence[int],
+    prefill: Prefill,
 ) -> None:
     """Read in one forward."""
     width = max(lengths)
@@ -167,7 +173,7 @@ def _read(
     seats = [Seat(slot, places(reading.pages)) for slot, reading in enumerate(readings)]
     table = table_of([seat.pages for seat in seats], pages_for(capacity))
     window = Window.of_prompts(done, lengths, width, table)
-    hidden: mx.array | None = model.prefill(mx.array(tokens, mx.int32), own, window)
+    hidden: mx.array | None = prefill(mx.array(tokens, mx.int32), own, window)
     if not any(reading.is_scored for reading in readings):
         hidden = None
     # Else the graph would hold the pages that are written to next.

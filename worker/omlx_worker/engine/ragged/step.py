@@ -34,13 +34,15 @@ from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.ragged.first_windows import FirstWindows
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
 from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 from omlx_worker.engine.rows.row import Cut, RowStep
 
-MOST_STEPS = 48
-"""Compiled steps that are kept; the least recently used go.
+MOST_STEPS = 160
+"""Compiled steps that are kept, more than `omlx_worker.engine.warm_up` lists with three drafts; the
+least recently used go.
 
 MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
 dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
@@ -80,12 +82,14 @@ class Halves:
         traces: how many times one of them was traced for a new bucket of shapes; stays 0 where
             nothing is compiled.
         forwards, commits: keep the compiled functions.
+        first_windows: of prompts.
     """
 
     def __init__(self, model: RaggedModel, own_depth: int) -> None:
         self.traces = 0
         self.forwards = lru_cache(MOST_STEPS)(self._forward)
         self.commits = lru_cache(MOST_STEPS)(self._commit)
+        self.first_windows = FirstWindows(model)
         self._model = model
         self._own_depth = own_depth
         self._compiles = compiles()
@@ -94,6 +98,7 @@ class Halves:
         """Drop the compiled functions."""
         self.forwards.cache_clear()
         self.commits.cache_clear()
+        self.first_windows.clear()
 
     def forward(
         self, caches: Sequence[LayerCache], state: State, depth: int

@@ -163,13 +163,13 @@ def test_joins_and_leaves_within_a_bucket_compile_nothing_new(qwen: Loaded) -> N
     given = prompts(40, seed=9, longest=30)
     rows = [row(str(i), prompt, 10 + i % 7) for i, prompt in enumerate(given)]
     run(decoder, rows[:4])
-    traces = decoder.traces
+    traces = decoder._halves.traces
 
     run(decoder, rows[4:], arrivals={r.row_id: 4 * i for i, r in enumerate(rows[4:])})
 
     # Two traces for each bucket of slots that the run went through, however many joined.
     assert traces <= 6
-    assert decoder.traces <= 8
+    assert decoder._halves.traces <= 8
 
 
 def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(

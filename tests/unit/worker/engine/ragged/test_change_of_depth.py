@@ -80,7 +80,7 @@ def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> Non
             for depth in pair:
                 for _ in range(2):
                     decoder.step({"a": depth})
-        met.append(decoder.traces)
+        met.append(decoder._halves.traces)
 
     assert decoder.layout.capacity == 256, "a larger body is another shape"
     assert met == [FORWARDS + COMMITS] * 2
