@@ -284,8 +284,7 @@ def test_a_row_ends_inside_the_accepted_drafts_of_a_step(
     reason: str,
     kept: int,
 ) -> None:
-    tokens = engine._tokenizer.encode("abbcd")
-    assert tokens == [64, 65, 65, 66, 67]
+    tokens = [64, 65, 65, 66, 67]  # "abbcd"
     [row] = engine.prepare(
         GenerationRequest.parse({"model": "m", "prompt": "x", "max_tokens": 9, **asked}), "job"
     )
