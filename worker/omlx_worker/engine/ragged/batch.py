@@ -30,7 +30,13 @@ from omlx_worker.engine.caches.layout import (
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages, table_of
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.lookups import history_length, history_of
+from omlx_worker.engine.ragged.lookups import (
+    BEFORE_OWN,
+    SHORTEST,
+    Runs,
+    history_length,
+    history_of,
+)
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.ragged.sampling import counts_of
 from omlx_worker.engine.ragged.step import Arrays, State
@@ -64,6 +70,7 @@ class BatchRow:
         gone: whether it has left for good.
         matcher: of a constrained row; knows the tokens that the host has read.
         thoughts: likewise of a row whose model marks its thinking.
+        runs: likewise where drafts are looked up.
     """
 
     request: Row
@@ -79,6 +86,7 @@ class BatchRow:
     gone: bool = False
     matcher: Matcher | None = None
     thoughts: Thoughts | None = None
+    runs: Runs | None = None
 
     @property
     def row_id(self) -> str:
@@ -160,6 +168,8 @@ class Batch:
             state["counts"] = counts_of(history, self._model.vocabulary)[None]
         remaining = row.max_tokens - len(row.generated)
         joining = BatchRow(row, history, length, length, remaining, pages, layers, state)
+        if self.looks_up:
+            joining.runs = Runs(history, BEFORE_OWN if self._model.drafts else SHORTEST)
         if row.grammar is not None:
             joining.matcher = Matcher(row.grammar, row.generated)
         if row.sampling.thinking:

@@ -306,11 +306,13 @@ class RaggedDecoder(Batch):
             row.accepted = accepted
             tokens = [each.token for each in sampled]
             row.tokens += tokens
-            for follower in (row.matcher, row.thoughts):
+            width, drafter = flight.width - 1, SOURCES[source]
+            if not width and row.runs and row.runs.recurs:
+                drafter = "lookup"
+            for follower in (row.matcher, row.thoughts, row.runs):
                 if follower:
                     follower.commit(tokens)
-            width = flight.width - 1
-            landed.append(RowStep(row.row_id, sampled, judged, width, SOURCES[source]))
+            landed.append(RowStep(row.row_id, sampled, judged, width, drafter))
         flight.landed = landed
         return landed
 

@@ -3,6 +3,7 @@
 The longest suffix of a row's history, of `LONGEST` tokens or fewer, is searched for earlier in the
 same history, the prompt included. The tokens after the match are the drafts. The search is part of
 the step's dispatch, so all of it stays on the device. Rows look up nothing in each other's texts.
+Steps without drafts search nothing: for the depth policy `Runs` tells which rows have a match.
 
 A batch that looks drafts up has ``history`` in its state: ``[S, LONGEST + L]`` int32, every token,
 the pending one included, `LEAD` after its position; `START` before them, and one entry to spare.
@@ -12,7 +13,8 @@ The idea is prompt lookup (Saxena 2023).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 
@@ -37,6 +39,28 @@ PIECE = 256
 """Tokens that one thread block of a GPU searches."""
 
 _SOURCE = SOURCES.index("lookup")
+
+
+class Runs:
+    """The runs of ``length`` tokens in a text that the host has read.
+
+    Attributes:
+        recurs: whether the text ends with a run that occurred before, which is a match.
+    """
+
+    def __init__(self, tokens: Iterable[int], length: int) -> None:
+        self.recurs = False
+        self._last = deque[int](maxlen=length)
+        self._seen: set[tuple[int, ...]] = set()
+        self.commit(tokens)
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Add tokens to the text's end."""
+        for token in tokens:
+            self._last.append(token)
+            run = tuple(self._last)
+            self.recurs = run in self._seen
+            self._seen.add(run)
 
 
 def history_length(layout: Layout) -> int:
@@ -64,17 +88,16 @@ def look_up(
     Args:
         state: after a step, ``history`` included.
         limits: ``[S]`` int32, drafts of each row, at most.
-        depth: drafts that the next step may judge for any row. With 0 the state says which rows
-            have a match, so that the depth policy knows.
+        depth: drafts that the next step may judge for any row, at least 1.
         shortest: tokens of a match, at least.
         vocabulary: 0 if the drafts' distributions are not asked for.
     """
-    tokens, found = search(state["history"], state["cursors"], max(depth, 1), shortest)
+    tokens, found = search(state["history"], state["cursors"], depth, shortest)
     changed = {
         "source": mx.where(found, _SOURCE, state["source"]),
         "offered": mx.where(found, mx.minimum(limits, depth), state["offered"]),
     }
-    return changed | merged(tokens, found, state, depth, vocabulary) if depth else changed
+    return changed | merged(tokens, found, state, depth, vocabulary)
 
 
 def search(

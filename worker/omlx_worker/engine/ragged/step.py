@@ -11,7 +11,7 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``table``         ``[S, M]``, the pages of the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
 ``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step
-``source``        who made them, or would have made them at a depth of 0: an index of `SOURCES`
+``source``        who made them: an index of `SOURCES`
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
 ``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
@@ -248,7 +248,7 @@ def commit(
         after["drafts"] = proposed.tokens
         if proposed.weights is not None:
             after["weights"] = proposed.weights
-    if "history" in state:
+    if "history" in state and depth:
         vocabulary = model.vocabulary if plan.ratio else 0
         after |= look_up(after, params["depth"], depth, shortest, vocabulary)
     verdicts = mx.stack([offered, accepted, state["source"]], axis=1).astype(mx.int32)

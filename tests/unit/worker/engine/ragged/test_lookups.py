@@ -20,6 +20,7 @@ from omlx_worker.engine.ragged.lookups import (
     LONGEST,
     PIECE,
     SHORTEST,
+    Runs,
     history_of,
     search,
 )
@@ -156,6 +157,16 @@ def test_the_latest_of_the_longest_matches_is_found(
         assert drafts == ([after[place % len(after)] for place in range(DEPTH)] if length else [])
 
 
+@given(TEXTS, st.integers(0, 40), st.sampled_from([SHORTEST, BEFORE_OWN]))
+def test_the_host_knows_of_a_match_without_a_search(
+    history: list[int], read: int, shortest: int
+) -> None:
+    runs = Runs(history[:read], shortest)
+    runs.commit(history[read:])
+
+    assert runs.recurs == (longest(history, shortest) != (0, 0))
+
+
 def test_two_tokens_in_common_are_no_match() -> None:
     assert found([[1, 2, 3, 4, 8, 2, 3]]) == [[]]
 
@@ -188,17 +199,15 @@ def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> Non
 
 
 @pytest.mark.parametrize(
-    ("own", "depth", "shortest"),
-    [(0, 0, SHORTEST), (0, 2, SHORTEST), (2, 0, BEFORE_OWN), (2, 2, BEFORE_OWN)],
+    ("own", "shortest"),
+    [(0, SHORTEST), (2, BEFORE_OWN)],
 )
-def test_only_long_matches_go_before_what_the_model_drafts_itself(
-    own: int, depth: int, shortest: int
-) -> None:
+def test_only_long_matches_go_before_what_the_model_drafts_itself(own: int, shortest: int) -> None:
     sampled = stepped([2], own=0, depth=0)["pending"].item()
     sources = {}
     for length in range(2, LONGEST + 1):
         ending = [*range(10, 8 + length), 2]
-        after = stepped([*ending, sampled, 30, *ending], own, depth)
+        after = stepped([*ending, sampled, 30, *ending], own, 2)
         sources[length] = SOURCES[after["source"].item()]
 
     long = range(shortest, LONGEST + 1)
@@ -251,8 +260,9 @@ def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     assert got[: TOKENS - 17] == whole[17:]
 
 
-def test_steps_without_drafts_say_which_rows_have_a_match(demo: Loaded) -> None:
-    decoder = demo.decoder(0, 8)
+@pytest.mark.parametrize("own", [0, 2])
+def test_steps_without_drafts_say_which_rows_have_a_match(demo: Loaded, own: int) -> None:
+    decoder = demo.decoder(own, 8)
     prompts = {"loop": demo.tokenizer.encode(LOOP), "short": [3]}
     for name, prompt in prompts.items():
         decoder.add(row(name, prompt, TOKENS))
