@@ -8,7 +8,7 @@ step at a time while the worker has nothing else to do:
 steps: rows                          1, 2, 4 and so on, up to ``--max-batch``
 drafts                               none, 1 and so on, up to the most
 sampling                             greedy; sampled; sampled with top-p, top-k or min-p
-positions of the longest row         up to 256, and up to 512
+positions of the longest row         up to 256, up to 512 and up to 1,024
 first windows of prompts: rows       1, 2, 4 and so on, up to 256 tokens in all
 their tokens                         16, 32, 48, 64, 96 and 128 a row, see `FirstWindows`
 ===================================  =======================================================
@@ -33,11 +33,14 @@ log = logging.getLogger(__name__)
 
 SAMPLINGS = (Sampling(temperature=0), Sampling(), Sampling(top_p=0.9))
 
-LENGTHS = (16, 300)
-"""Prompt tokens of the longest row."""
+LENGTHS = (256, 512, 1024)
+"""Positions of the longest row, at most."""
 
-WINDOW = 64
-"""Prompt tokens that are read at a time, at most."""
+PROMPT = 16
+"""Prompt tokens of each row. The longest has pages for more."""
+
+AT_ONCE = 4
+"""Rows that are read at a time, at most."""
 
 STEPS = 3
 """Steps at one depth: the first of them may be traced for drafts of the one before it."""
@@ -48,8 +51,7 @@ class Shape:
     """Rows that run together.
 
     Attributes:
-        length: prompt tokens of the longest row. The others have `LENGTHS[0]`; those of a window
-            as many.
+        length: positions of the longest row, at most; of a window, tokens of each row.
         sampling: of steps; None for a first window of prompts.
     """
 
@@ -73,7 +75,9 @@ def shapes(max_rows: int) -> list[Shape]:
         for sampling in SAMPLINGS
     ]
     windows = [Shape(*shape) for shape in first_windows.shapes(max_rows)]
-    return sorted([*steps, *windows], key=lambda shape: (not shape.is_first, shape.length > 256))
+    return sorted(
+        [*steps, *windows], key=lambda shape: (not shape.is_first, shape.length > LENGTHS[0])
+    )
 
 
 class WarmUp:
@@ -136,41 +140,39 @@ class WarmUp:
     def _run(self, shape: Shape) -> Iterator[None]:
         decoder = self._decoder
         rows = self._rows_of(shape)
-        sizes = [row.size(row.length) for row in rows]
+        row_ids = [row.row_id for row in rows]
+        sizes = [(row.length, max(row.longest, shape.length)) for row in rows]
         if decoder.bytes_for(sizes, alone=True) + decoder.weight_bytes > self.limit:
             return
         try:
             for row in rows:
                 decoder.add(row)
             if shape.sampling is None:
-                decoder.prefill({row.row_id: shape.length for row in rows})
+                decoder.prefill(dict.fromkeys(row_ids, shape.length))
                 yield
                 return
-            left = {row.row_id: row.length for row in rows}
-            while left:
-                together = list(left)[: WINDOW // LENGTHS[0]]
-                read = dict.fromkeys(together, WINDOW // len(together))
-                left |= decoder.prefill(read)
-                left = {row_id: count for row_id, count in left.items() if count}
+            for at in range(0, len(row_ids), AT_ONCE):
+                decoder.prefill(dict.fromkeys(row_ids[at : at + AT_ONCE], PROMPT))
                 yield
+            longest = decoder.rows[row_ids[0]]
+            decoder.reserve([(longest.pages, shape.length)])
+            decoder.fold([longest])
             for depth in (*range(decoder.max_depth + 1), 0):
                 for _ in range(STEPS):
-                    decoder.step({row.row_id: depth for row in rows})
+                    decoder.step(dict.fromkeys(row_ids, depth))
                     yield
         finally:
-            for row in rows:
-                decoder.remove(row.row_id)
+            for row_id in row_ids:
+                decoder.remove(row_id)
             decoder.wait()
 
     def _rows_of(self, shape: Shape) -> list[Row]:
-        deepest, others = self._decoder.max_depth, LENGTHS[0]
-        lengths = [shape.length, *[others] * (shape.rows - 1)]
-        if shape.sampling is None:
-            # A step reads the last token.
-            lengths = [shape.length + 1] * shape.rows
+        deepest = self._decoder.max_depth
         tokens = (1 + deepest) * STEPS * (2 + deepest)
+        # A step reads the last token.
+        length = PROMPT if shape.sampling else shape.length + 1
         sampling = shape.sampling or SAMPLINGS[0]
         return [
             Row(f"warm-up:{n}", [1] * length, tokens, sampling, cache=False)
-            for n, length in enumerate(lengths)
+            for n in range(shape.rows)
         ]

@@ -22,17 +22,17 @@ def warmed(qwen: Loaded, max_rows: int) -> WarmUp:
 
 def test_the_first_job_needs_one_row_in_each_way_to_sample_and_its_windows() -> None:
     first = [shape for shape in shapes(6) if shape.is_first]
-    assert [(shape.rows, shape.length) for shape in first[:3]] == [(1, 16)] * 3
+    assert [(shape.rows, shape.length) for shape in first[:3]] == [(1, 256)] * 3
     assert [shape.length for shape in first[3:]] == [16, 32, 48, 64, 96, 128]
     assert shapes(6)[: len(first)] == first
     rows = [shape.rows for shape in shapes(6) if shape.sampling == SAMPLINGS[0]]
-    assert rows == [1, 2, 4, 6, 1, 2, 4, 6]
+    assert rows == [1, 2, 4, 6] * 3
 
 
 def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm_up(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_up, "LENGTHS", (16,))
+    monkeypatch.setattr(warm_up, "LENGTHS", (256, 512))
     warm = warmed(qwen, max_rows=2)
     while warm.next(first=True):
         assert warm._contest.eager is False
@@ -46,6 +46,8 @@ def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm
     traces = decoder.traces
     wanted = {name: qwen.greedy(prompt, 12) for name, prompt in zip("ab", prompts, strict=True)}
     assert run(decoder, [row(*each, 12) for each in zip("ab", prompts, strict=True)]) == wanted
+    long = [7 * at % 250 for at in range(300)]
+    assert run(decoder, [row("a", long, 12)], chunk=512) == {"a": qwen.greedy(long, 12)}
     sampled = [row(name, prompts[0], 12, SAMPLED) for name in "ab"]
     assert run(decoder, sampled) == run(qwen.decoder(depth=1), sampled)
     assert decoder.traces == traces
@@ -54,7 +56,7 @@ def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm
 def test_the_list_is_traced_again_once_another_kernel_has_won(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_up, "LENGTHS", (16,))
+    monkeypatch.setattr(warm_up, "LENGTHS", (256,))
     warm = warmed(qwen, max_rows=1)
     while warm.next():
         pass

@@ -40,7 +40,7 @@ from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 from omlx_worker.engine.rows.row import Cut, RowStep
 
-MOST_STEPS = 160
+MOST_STEPS = 240
 """Compiled steps that are kept, more than `omlx_worker.engine.warm_up` lists with three drafts; the
 least recently used go.
 
