@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from omlx_producer.wire import FunctionDefinition
-from omlx_worker.engine.rows.tools.parameters import Parameter, parameters_of
+from omlx_worker.engine.rows.tools.parameters import Parameter
 from omlx_worker.engine.rows.tools.syntax import Pairs, Syntax
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -34,13 +33,14 @@ class ExactReader:
     Args:
         syntax: not bare. Its pairs, if it has any, are raw, with nothing between them, and end
             with a tag.
+        functions: their parameters, by their names.
     """
 
-    def __init__(self, syntax: Syntax, functions: Sequence[FunctionDefinition]) -> None:
+    def __init__(self, syntax: Syntax, functions: Mapping[str, Sequence[Parameter]]) -> None:
         self._pairs = syntax.pairs
         self._end, self._after = syntax.end, syntax.after.strip()
         before = syntax.before.lstrip() if syntax.pairs else syntax.before.strip()
-        names = sorted((function.name for function in functions), key=len, reverse=True)
+        names = sorted(functions, key=len, reverse=True)
         either = "|".join(map(re.escape, names))
         opening = re.escape(before).replace(re.escape("{name}"), f"({either})")
         if syntax.pairs is None:
@@ -51,11 +51,8 @@ class ExactReader:
         openings = [before.replace("{name}", name).rstrip() for name in names]
         self._following = (*openings, syntax.start, syntax.end)
         self._parameters = {
-            function.name: {
-                parameter.key: parameter
-                for parameter in parameters_of(function.schema_of_arguments)
-            }
-            for function in functions
+            name: {parameter.key: parameter for parameter in parameters}
+            for name, parameters in functions.items()
         }
 
     def read(self, text: str, *, ended: bool = False) -> Iterator[dict[str, Any]]:

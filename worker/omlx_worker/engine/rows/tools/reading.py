@@ -49,16 +49,16 @@ class CallReader:
     ) -> None:
         self._family = family_of(tokenizer) or ""
         syntax = syntax_of(tokenizer)
-        self._exact = ExactReader(syntax, functions) if syntax and syntax.is_exact else None
+        self._parameters = {
+            function.name: parameters_of(function.schema_of_arguments) for function in functions
+        }
+        self._exact = ExactReader(syntax, self._parameters) if syntax and syntax.is_exact else None
         self._in_pairs = syntax is not None and syntax.pairs is not None
         self._ends = syntax is not None and bool(syntax.after.strip())
         self._end = tokenizer.tool_call_end or ""
         # Where a call has no end marker, the next one's start ends it.
         self._next = "" if tokenizer.tool_call_end else tokenizer.tool_call_start
         self._parser: Parser = tokenizer.tool_parser or _parse_bare
-        self._parameters = {
-            function.name: parameters_of(function.schema_of_arguments) for function in functions
-        }
         # The parser takes these for texts, so that `_value` finds them as they were written.
         self._texts = _NUMBERS if self._family in _ROUNDING else ()
         self._tools = [
