@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import Layout
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.batch import BatchRow
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -36,7 +35,7 @@ class Driver:
         self.steps = 0
         self.accepted = 0
         self.checked = 0
-        self.layouts: set[Layout] = set()
+        self.scattered = False
 
     def join(self, length: int, depth: int | None) -> None:
         if len(self.histories) == ROWS:
@@ -77,7 +76,11 @@ class Driver:
             self._forge(worth)
             assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
             self.steps += 1
-            self.layouts.add(self.decoder.layout)
+            self.scattered |= any(
+                sorted(seat.pages) != [*range(min(seat.pages), max(seat.pages) + 1)]
+                for row in self.decoder.rows.values()
+                if (seat := row.seat).pages
+            )
 
     def _land(self) -> None:
         """Read the step in flight, so that the host knows where every row stands."""
