@@ -28,6 +28,10 @@ _SEARCHED = 3
 where `mx.compile` is off."""
 
 
+_BARE, _SAMPLED = 12, 40
+"""Bytes a position and entry of the vocabulary that a step holds at once: of rows that take the
+likeliest token of the model's logits, and of any."""
+
 ROWS_SHARE = 0.9
 """Share of Metal's recommended working set; the rest is for results of a prefill chunk."""
 
@@ -116,15 +120,9 @@ class Footprint:
             window = Window.at(start, start, 1 + depth, own_pages(1, pages_for(TAIL)))
             model.forward(mx.zeros((1, 1 + depth), mx.int32), caches, window, start)
             kept = sum(_bytes(cache.kept) for cache in recurrent)
-        # Tails, states, kept inputs, counts, and the drafts' own weights.
-        self._slot = (
-            sum(TAIL * size for size, _ in self._layers)
-            + state
-            + kept
-            + 4 * model.vocabulary * (1 + depth)
-        )
-        # Ten float32 arrays over a window at once: all sampling rules together.
-        self._window = 40 * model.vocabulary * (1 + depth)
+        # Tails, states and kept inputs.
+        self._slot = sum(TAIL * size for size, _ in self._layers) + state + kept
+        self._logits = model.vocabulary * (1 + depth)
         self._state = state
         # The logits of a window; of those scored at once, four arrays of 4 bytes each.
         self._scoring = MOST_LOGITS * model.dtype.size + 16 * SCORED_AT_ONCE
@@ -150,21 +148,26 @@ class Footprint:
             grown = grown._replace(slots=self._fixed)
         prompts = [to_read for to_read, *_ in rows if to_read]
         reading = sum(map(self._of_prompt, prompts))
-        if any(scored for to_read, _, *scored in rows if to_read):
+        if any(to_read and scored for to_read, _, *rest in rows for scored in rest[:1]):
             reading += self._scoring
         bodies = [
             size * (grown.slots * min(grown.capacity, ring) if ring else grown.pages * PAGE)
             for size, ring in self._layers
         ]
+        bare = all(size[3:] == (1,) for size in rows)
+        # Counts, and the drafts' own weights.
+        slot = self._slot + (0 if bare else 4 * self._logits)
+        # Measured, over a window at once: all sampling rules together are ten float32 arrays.
+        window = self._logits * (_BARE if bare else _SAMPLED)
         passing = max(
-            grown.slots * ((IN_FLIGHT - 1) * self._slot + self._window),
+            grown.slots * ((IN_FLIGHT - 1) * slot + window),
             # One layer's bodies, old and new.
             max(bodies, default=0),
             # Rows that meet have more room than they need. A layer's bodies are gathered twice.
             int(2 * SPREAD * sum(map(room_for, prompts)))
             * max((size for size, _ in self._layers), default=0),
         )
-        standing = sum(bodies) + grown.slots * self._slot - others * PAGE * self.of_row.token
+        standing = sum(bodies) + grown.slots * slot - others * PAGE * self.of_row.token
         return standing + reading + passing + self._of_histories(grown)
 
     def _of_histories(self, layout: Layout) -> int:

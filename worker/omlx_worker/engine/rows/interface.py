@@ -22,7 +22,8 @@ LONGEST_CHUNK = 2048
 
 Size = tuple[int, ...]
 """The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at
-most (`Row.longest`), and a third number if its prompt is scored."""
+most (`Row.longest`), 1 if its prompt is scored, and 1 if its steps need no array over the
+vocabulary but their logits. The last two are 0 if they are missing."""
 
 FIXED_CHUNK = 256
 """With fixed shapes, prompts are read in chunks that end at multiples of this."""
@@ -108,10 +109,10 @@ class Engine(Protocol):
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         """The most bytes that rows take while they decode together, without the weights.
 
-        Included are bodies rounded up to their buckets, empty slots, and the copies that exist
-        while a batch grows, for every order in which rows grow and leave. Suspended rows are not
-        included, nor are intermediate results of a prefill chunk: `memory_budget` leaves room
-        for those.
+        It is a sum: pages, rounded up to the pool's bucket, slots, empty ones included, prompts
+        that are being read, and the most that a step, a chunk or a larger pool takes in passing.
+        Suspended rows are not included, nor are a chunk's activations: `memory_budget` leaves
+        room for those.
 
         Args:
             rows: their sizes.

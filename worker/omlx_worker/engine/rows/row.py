@@ -55,6 +55,12 @@ class Sampling:
     thinking: Thinking | None = None
 
     @property
+    def bare(self) -> bool:
+        """Whether the likeliest token of the model's own logits is all that is asked for."""
+        asks = self.temperature or self.penalises or self.logit_bias or self.thinking
+        return not asks and self.top_logprobs is None
+
+    @property
     def penalises(self) -> bool:
         return (
             self.repetition_penalty != 1.0
@@ -130,8 +136,8 @@ class Row:
 
     def size(self, to_read: int) -> tuple[int, ...]:
         """What it asks of memory, with these tokens left to read; see `Engine.bytes_for`."""
-        scores = () if self.prompt_logprobs is None else (1,)
-        return (to_read, self.longest, *scores)
+        bare = self.grammar is None and self.sampling.bare
+        return (to_read, self.longest, int(self.prompt_logprobs is not None), int(bare))
 
 
 class Mark(NamedTuple):

@@ -53,7 +53,7 @@ def test_every_rows_cache_equals_a_fresh_run_over_its_tokens(
             getattr(driver, move)(*values)
         while driver.steps < 200:
             for length in (270, 50):
-                driver.leave(0)
+                driver.leave(driver.steps // 10 % 3)
                 driver.join(length, None)
             driver.suspend(driver.steps % ROWS)
             driver.step(0.8, 5, driver.steps // 20 % 3)

@@ -195,7 +195,7 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     batch = RaggedDecoder(model, depth)
     before = settled()
     mx.reset_peak_memory()
-    projected = batch.bytes_for([(0, 60)] * 8)
+    projected = batch.bytes_for([Row("", [1] * 3, 50, sampling).size(0)] * 8)
 
     for index in range(8):
         joined(batch, model, str(index), 2, 50, sampling)
@@ -207,6 +207,8 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     assert taken <= projected
     if sampling.ratio and depth:
         assert projected <= 1.2 * taken
+    if sampling == GREEDY:
+        assert projected <= 3 * taken
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -188,9 +189,10 @@ def test_memory_for_the_logits_of_a_window_is_counted_while_a_prompt_is_scored(
 ) -> None:
     decoder = Scoring(qwen.network).decoder
     row = scored("x", prompts(600)[0])
-    read, plain = decoder.bytes_for([row.size(600)]), decoder.bytes_for([(600, 600)])
+    unscored = replace(row, prompt_logprobs=None)
+    read, plain = (decoder.bytes_for([each.size(600)]) for each in (row, unscored))
     assert read - plain == reading.MOST_LOGITS * 4 + reading.SCORED_AT_ONCE * 16
-    assert decoder.bytes_for([row.size(0)]) == decoder.bytes_for([(0, 600)])
+    assert decoder.bytes_for([row.size(0)]) == decoder.bytes_for([unscored.size(0)])
     bounds = {"MOST_LOGITS": 1 << 19, "SCORED_AT_ONCE": 1 << 18}
     with patch.multiple(reading, **bounds):
         peaks = []
