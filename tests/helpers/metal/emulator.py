@@ -66,7 +66,12 @@ class _Region(ctypes.Structure):
         ("marks", ctypes.c_void_p),
         ("granule", ctypes.c_int),
         ("is_threadgroup", ctypes.c_int),
+        ("read", ctypes.c_long),
     )
+
+
+BYTES_READ: dict[str, int] = {}
+"""Of each buffer by the last kernel, a byte as often as it was read."""
 
 
 def launch(
@@ -113,7 +118,7 @@ def launch(
         raise Refused(f"{len(buffers)} buffers, of {MOST_BUFFERS}")
     regions = (_Region * len(buffers))(
         *(
-            _Region(array.ctypes.data, array.nbytes, parameter.encode(), None, array.itemsize, 0)
+            _Region(array.ctypes.data, array.nbytes, parameter.encode(), None, array.itemsize, 0, 0)
             for parameter, array in buffers.items()
         )
     )
@@ -125,6 +130,8 @@ def launch(
     )
     if fault.value:
         raise Fault(f"{name}: {fault.value.decode()}")
+    BYTES_READ.clear()
+    BYTES_READ.update((region.name.decode(), region.read) for region in regions)
     return [_as_mlx(made[name], dtype) for name, (_, dtype) in outputs.items()]
 
 

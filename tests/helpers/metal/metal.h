@@ -33,6 +33,7 @@ struct Region {
   void* marks;  // null for what is only read
   int granule;  // bytes of an element
   int is_threadgroup;
+  mutable long read;  // bytes, however often
 };
 
 struct Turn {
@@ -139,6 +140,7 @@ template <class S, class T> struct Pointer {
 
   std::remove_const_t<T> load() const {
     check(false);
+    region->read += sizeof(T);
     std::remove_const_t<T> value;
     __builtin_memcpy(&value, region->base + at, sizeof(T));
     return value;
@@ -255,7 +257,7 @@ template <class T, int N> T dot(vec<T, N> a, vec<T, N> b) {
   return sum;
 }
 #define VECTORS(T) using T##2 = vec<T, 2>; using T##3 = vec<T, 3>; using T##4 = vec<T, 4>;
-VECTORS(float) VECTORS(half) VECTORS(bfloat) VECTORS(int) VECTORS(uint)
+VECTORS(float) VECTORS(half) VECTORS(bfloat) VECTORS(int) VECTORS(uint) VECTORS(ulong)
 
 // Functions of one number. MLX adds those of a bfloat; its result is one too.
 #define FUNCTION(name, of_float) \
@@ -359,6 +361,80 @@ inline bool simd_any(bool x, int line = __builtin_LINE()) {
 }
 inline bool simd_all(bool x, int line = __builtin_LINE()) {
   return Exchange<bool>(line, x).fold([](bool a, bool b) { return a && b; });
+}
+
+inline float simd_prefix_inclusive_sum(float x, int line = __builtin_LINE()) {
+  const Exchange<float> all(line, x);
+  float sum = 0.0f;
+  for (int lane = 0; lane <= own_lane(); ++lane) sum += all.at(lane);
+  return sum;
+}
+
+// A matrix that a simdgroup's lanes hold together: two neighbours of a row each, where MLX's
+// BaseMMAFrag has them. In which order a GPU adds is not known; here from the first to the last.
+template <class T, int Columns, int Rows = Columns> struct simdgroup_matrix {
+  static_assert(Columns == 8 && Rows == 8, "a simdgroup has matrices of 8 x 8");
+  vec<T, 2> own;
+  simdgroup_matrix() = default;
+  explicit simdgroup_matrix(T diagonal) {
+    for (int i = 0; i < 2; ++i) own[i] = row() == column() + i ? diagonal : T(0);
+  }
+  vec<T, 2>& thread_elements() { return own; }
+  static int row(int lane = own_lane()) { return lane / 16 * 4 + lane / 2 % 4; }
+  static int column(int lane = own_lane()) { return lane / 8 % 2 * 4 + lane % 2 * 2; }
+  static int lane(int row, int column) {
+    return row / 4 * 16 + column / 4 * 8 + row % 4 * 2 + column / 2 % 2;
+  }
+};
+template <class T> using Matrix = simdgroup_matrix<T, 8, 8>;
+using simdgroup_float8x8 = Matrix<float>;
+using simdgroup_half8x8 = Matrix<half>;
+using simdgroup_bfloat8x8 = Matrix<bfloat>;
+
+template <class T, int Columns, int Rows = Columns>
+simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T x) {
+  simdgroup_matrix<T, Columns, Rows> made;
+  for (int i = 0; i < 2; ++i) made.own[i] = x;
+  return made;
+}
+
+template <class D, class A, class B, class C>
+void simdgroup_multiply_accumulate(
+    Matrix<D>& d, Matrix<A> a, Matrix<B> b, Matrix<C> c, int line = __builtin_LINE()) {
+  const Exchange<float4> all(line, {float(a.own[0]), float(a.own[1]), float(b.own[0]), float(b.own[1])});
+  for (int i = 0; i < 2; ++i) {
+    const int column = d.column() + i;
+    float sum = c.own[i];
+    for (int k = 0; k < 8; ++k) {
+      sum += all.at(d.lane(d.row(), k))[k % 2] * all.at(d.lane(k, column))[2 + column % 2];
+    }
+    d.own[i] = D(sum);
+  }
+}
+template <class D, class A, class B>
+void simdgroup_multiply(Matrix<D>& d, Matrix<A> a, Matrix<B> b, int line = __builtin_LINE()) {
+  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), line);
+}
+
+// Where a lane's elements lie in memory; all lanes of the simdgroup take part.
+template <class S, class T> emulator::Pointer<S, T> own_element(
+    emulator::Pointer<S, T> of, int i, ulong apart, ulong2 origin, bool transposed, int line) {
+  const Exchange<bool> all(line, true);
+  for (int lane = 0; lane < 32; ++lane) all.at(lane);
+  const long row = Matrix<float>::row(), column = Matrix<float>::column() + i;
+  const long across = (transposed ? row : column) + origin[0];
+  return of + across + ((transposed ? column : row) + origin[1]) * apart;
+}
+template <class T, class S, class U>
+void simdgroup_load(Matrix<T>& d, emulator::Pointer<S, U> from, ulong apart = 8,
+                    ulong2 origin = {0, 0}, bool transposed = false, int line = __builtin_LINE()) {
+  static_assert(std::is_same_v<std::remove_const_t<U>, T>, "a matrix is loaded from its own type");
+  for (int i = 0; i < 2; ++i) d.own[i] = own_element(from, i, apart, origin, transposed, line).load();
+}
+template <class T, class S>
+void simdgroup_store(Matrix<T> a, emulator::Pointer<S, T> to, ulong apart = 8,
+                     ulong2 origin = {0, 0}, bool transposed = false, int line = __builtin_LINE()) {
+  for (int i = 0; i < 2; ++i) own_element(to, i, apart, origin, transposed, line).store(a.own[i]);
 }
 
 }  // namespace metal

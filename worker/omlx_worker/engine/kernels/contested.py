@@ -13,12 +13,21 @@ from omlx_worker.engine.kernels.attention import Heads, Pair
 from omlx_worker.engine.kernels.attention_kernel import LEAST
 from omlx_worker.engine.kernels.contest import PLAIN, Contest, Size
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
+from omlx_worker.engine.kernels.metal.products import (
+    FIXED_ROWS,
+    ROWS,
+    eights,
+    is_for,
+    multiply,
+    takes,
+)
 from omlx_worker.engine.kernels.plain.net_inputs import Projected
+from omlx_worker.engine.kernels.plain.products import Product, packed_product, product
 from omlx_worker.engine.kernels.trial import Form
 from omlx_worker.engine.kernels.window import PAGE, Window, own_pages
 
 MOST_SAMPLED = 1 << 28
-"""Bytes of keys that are made to compare forms; bodies with more use what these use."""
+"""Bytes of keys or weights that are made to compare forms; larger ones use what these use."""
 
 MOST_POSITIONS = 32
 """Of a prompt, that are made to compare forms; longer ones use what these use.
@@ -68,6 +77,31 @@ class Contested:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
+
+
+def products_of_few_rows(contest: Contest) -> Callable[..., Product]:
+    """What makes a `Product` of a layer: by MLX alone, or in a contest where a GPU has another."""
+    if not is_for(str(mx.device_info().get("architecture"))):
+        return product
+    return partial(contested_product, contest=contest)
+
+
+def contested_product(layer: Any, contest: Contest, *, gated: bool = False) -> Product:
+    """A layer's product; if the kernel takes the layer, few rows of it have a contest."""
+    if not takes(layer):
+        return product(layer, gated=gated)
+    packing = {"bits": layer.bits, "group_size": layer.group_size, "gated": gated}
+    forms = {PLAIN: packed_product, "kernel": multiply}
+    competing = FIXED_ROWS if contest.fixed else ROWS
+
+    def run(x: mx.array, added: mx.array | None = None) -> mx.array:
+        given = x, (layer.weight, layer.scales, layer.biases), added
+        if x.size // x.shape[-1] not in competing or x.dtype != layer.scales.dtype:
+            return packed_product(*given, **packing)
+        out: mx.array = _run(contest, PRODUCT, forms, *given, **packing)
+        return out
+
+    return run
 
 
 def _run(
@@ -144,6 +178,32 @@ def _net_output(out: mx.array, projected: Projected) -> Compared:
     return size, lambda: (_few(out), tuple(map(_few, projected)))
 
 
+def _product(
+    x: mx.array,
+    weights: Sequence[mx.array],
+    added: mx.array | None,
+    *,
+    bits: int,
+    group_size: int,
+    gated: bool,
+) -> Compared:
+    rows, length, features = x.size // x.shape[-1], x.shape[-1], weights[0].shape[0]
+    kind = f"{length} to {features}, {bits} bits in groups of {group_size}, {_type(x)}"
+    used = ["gated"] * gated + ["added"] * (added is not None)
+    kind = ", ".join([kind, *used, f"{8 * eights(rows)} at once"])
+
+    def like() -> Sequence[Any]:
+        few = min(features, MOST_SAMPLED * 8 // (length * bits) // 2 * 2)
+        ends = few // (1 + gated)
+        return (
+            x,
+            tuple(part[:few] for part in weights),
+            None if added is None else added[..., :ends],
+        )
+
+    return Size({"rows": rows}, kind), like
+
+
 ATTENTION = {
     "put": Part("tail", _tail, alike=True),
     "prepare": Part("heads and tail", _projection, alike=True),
@@ -159,6 +219,9 @@ RULE = {
 
 NET = {"prepare": Part("net inputs", _net_inputs), "gated": Part("net output", _net_output)}
 """Of `NetOperations`."""
+
+PRODUCT = Part("product", _product)
+"""Of a layer with packed weights."""
 
 
 def _size(shape: Sequence[int], kind: str, past: mx.array | None = None) -> Size:

@@ -10,7 +10,13 @@ import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.contest import Contest
-from omlx_worker.engine.kernels.contested import ATTENTION, NET, RULE, Contested
+from omlx_worker.engine.kernels.contested import (
+    ATTENTION,
+    NET,
+    RULE,
+    Contested,
+    products_of_few_rows,
+)
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.forms import Kernels, plain_forms
@@ -46,4 +52,5 @@ def for_device(contest: Contest) -> Kernels:
         attention=Contested(plain.attention, attention, contest, ATTENTION),
         rule=Contested(plain.rule, rule, contest, RULE),
         between=between,
+        product=products_of_few_rows(contest),
     )

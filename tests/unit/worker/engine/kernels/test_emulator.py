@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import mlx
 import mlx.core as mx
 import pytest
+from mlx_lm.models.gated_delta import gated_delta_ops
 
 from omlx_worker.engine.kernels.source import source
 from tests.helpers.metal import emulator
@@ -14,6 +17,8 @@ from tests.helpers.metal.emulator import Fault, needs_compiler
 from tests.helpers.metal.language import Refused
 
 pytestmark = needs_compiler
+
+MATRICES_OF_MLX = "mlx/backend/metal/kernels/gated_delta_update.h"
 
 THREAD = "const uint i = thread_index_in_threadgroup;"
 
@@ -96,6 +101,19 @@ FAULTS = {
         "out[i] = 0; if (i == 5) return; out[i] = simd_shuffle_xor(x[i], 1);",
         r"reads lane 5 of its simdgroup, which does not take part",
     ),
+    "a lane that left before a product of matrices": (
+        """simdgroup_float8x8 m = make_filled_simdgroup_matrix<float, 8, 8>(1.0f); out[i] = 0;
+        if (i == 5) return; simdgroup_multiply(m, m, m); out[i] = m.thread_elements()[0];""",
+        r"reads lane 5 of its simdgroup, which does not take part",
+    ),
+    "a matrix that is loaded past the end": (
+        """simdgroup_float8x8 m; simdgroup_load(m, x, 9); out[i] = m.thread_elements()[0];""",
+        r"reads outside of x: element 6\d of 64",
+    ),
+    "a matrix that is stored to by two simdgroups": (
+        """simdgroup_float8x8 m; simdgroup_load(m, x); simdgroup_store(m, out); out[i] = 0;""",
+        r"race: writes out\[\d+\]",
+    ),
     "a read past the end": ("out[i] = x[i + 1];", r"reads outside of x: element 64 of 64"),
     "a read before the beginning": ("out[i] = x[int(i) - 1];", r"reads outside of x: element -1"),
     "a write past the end": ("out[i + 1] = x[i];", r"writes outside of out: element 64 of 64"),
@@ -167,6 +185,11 @@ REFUSED = {
         "'threadgroup'",
     ),
     "a bfloat of a float without a cast": ("bfloat b = x[i]; out[i] = b;", "bfloat"),
+    "a matrix of another size": ("simdgroup_matrix<float, 4, 4> m; out[i] = 0;", "of 8 x 8"),
+    "a matrix of another type than its memory": (
+        "simdgroup_half8x8 m; simdgroup_load(m, x); out[i] = 0;",
+        "from its own type",
+    ),
     "an output that is an input": ("x[i] = 0.0f; out[i] = 0;", "lvalue required"),
 }
 
@@ -275,6 +298,71 @@ def test_a_barrier_of_a_simdgroup_orders_its_own_lanes() -> None:
     out[i] = s[i];
     """
     assert run(body) == [i ^ 31 for i in range(64)]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_matrices_of_a_simdgroup_multiply_as_matrices_do(dtype: mx.Dtype) -> None:
+    a, b = (mx.random.normal((8, 8), key=mx.random.key(n)).astype(dtype) for n in (0, 1))
+
+    product, across, own = emulator.launch(
+        *("metal", "matrices"),
+        """simdgroup_matrix<T, 8, 8> left, right;
+        simdgroup_float8x8 sum(2.0f);
+        simdgroup_load(left, a);
+        simdgroup_load(right, b, 8, ulong2{0, 0}, true);
+        simdgroup_multiply_accumulate(sum, left, right, sum);
+        simdgroup_store(sum, product);
+        simdgroup_store(sum, across, 8, ulong2{0, 0}, true);
+        const int lane = thread_index_in_simdgroup;
+        const int row = (lane / 4 & 4) + lane / 2 % 4;
+        const int column = (lane / 4 & 2) * 2 + lane % 2 * 2;
+        for (int i = 0; i < 2; ++i) own[8 * row + column + i] = left.thread_elements()[i];""",
+        {"a": a, "b": b},
+        {"product": ((8, 8), mx.float32), "across": ((8, 8), mx.float32), "own": ((8, 8), dtype)},
+        {"T": dtype},
+        grid=(32, 1, 1),
+        threadgroup=(32, 1, 1),
+    )
+
+    wanted = a.astype(mx.float32) @ b.astype(mx.float32).T + 2 * mx.eye(8)
+    assert mx.allclose(product, wanted, 1e-5, 1e-5).item()
+    assert mx.array_equal(across, product.T).item()
+    assert mx.array_equal(own, a).item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [16, 21])
+def test_a_kernel_of_mlx_that_multiplies_matrices_computes_what_mlx_does(length: int) -> None:
+    (package,) = mlx.__path__
+    text = (Path(package) / "include" / MATRICES_OF_MLX).read_text()
+    macros, _, rest = text[text.index("#define AT(") :].partition("\ntemplate ")
+    body = rest[rest.index(") {") + 3 : rest.index("\n}\n")]
+    body = body.replace("ulong2(0, 0)", "ulong2{0, 0}")
+    # MLX has no barrier there, since the lanes of a GPU run in step.
+    body = body.replace(
+        "g_ += C * Hv;", "g_ += C * Hv; simdgroup_barrier(mem_flags::mem_threadgroup);"
+    )
+    heads, size, steps = 2, 16, (1, length, 2)
+    queries, keys, values = (
+        mx.random.normal((*steps, size), key=mx.random.key(n)) / 4 for n in range(3)
+    )
+    decay, beta = (mx.random.uniform(0.5, 1, steps, key=mx.random.key(n)) for n in (3, 4))
+    state = mx.random.normal((1, heads, size, size), key=mx.random.key(5))
+
+    got = emulator.launch(
+        *("metal", "of_mlx", body),
+        {"q": queries, "k": keys, "v": values, "state_in": state, "g": decay, "beta": beta}
+        | {"T": mx.array(length)},
+        {"y": (values.shape, mx.float32), "state_out": (state.shape, mx.float32)},
+        {"InT": mx.float32, "Dk": size, "Dv": size, "Hk": heads, "Hv": heads, "C": 8},
+        grid=(32, size // 8, heads),
+        threadgroup=(32, size // 8, 1),
+        header=f"#define MLX_MTL_PRAGMA_UNROLL\n{macros}",
+    )
+
+    wanted = gated_delta_ops(queries, keys, values, decay, beta, state)
+    for mine, other in zip(got, wanted, strict=True):
+        assert mx.allclose(mine, other, 1e-5, 1e-5).item()
 
 
 def test_logarithms_near_one_keep_their_digits_on_metal() -> None:

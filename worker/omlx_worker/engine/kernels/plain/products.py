@@ -12,6 +12,10 @@ from mlx_lm.models.activations import swiglu
 Product = Callable[..., mx.array]
 """A linear layer: ``x`` ``[..., length]`` and, if given, ``added`` to ``[..., features]``."""
 
+Packed = tuple[mx.array, mx.array, mx.array]
+"""``[features, length * bits / 32]`` uint32, and scales and biases
+``[features, length / group_size]``."""
+
 
 def product(layer: Any, *, gated: bool = False) -> Product:
     """The layer itself; of an embedding, the scores of all tokens.
@@ -28,9 +32,33 @@ def product(layer: Any, *, gated: bool = False) -> Product:
             # As matrices: of batches MLX makes a product each, three times as slow with 8 rows.
             rows = mx.addmm(added.flatten(0, -2), x.flatten(0, -2), layer.weight.T)
             return rows.reshape(added.shape)
-        out: mx.array = apply(x)
-        if gated:
-            out = swiglu(*mx.split(out, 2, axis=-1))
-        return out if added is None else added + out
+        return _finished(apply(x), added, gated=gated)
 
     return run
+
+
+def packed_product(
+    x: mx.array,
+    weights: Packed,
+    added: mx.array | None = None,
+    *,
+    bits: int,
+    group_size: int,
+    gated: bool = False,
+) -> mx.array:
+    """``x @ weight.T`` of a matrix that MLX packed, plus ``added`` if given.
+
+    Args:
+        x: ``[..., length]``.
+        added: shaped as the result.
+        gated: the first half of the features gates the second, see `product`.
+    """
+    packed, scales, biases = weights
+    out = mx.quantized_matmul(x, packed, scales, biases, True, group_size, bits)
+    return _finished(out, added, gated=gated)
+
+
+def _finished(out: mx.array, added: mx.array | None, *, gated: bool) -> mx.array:
+    if gated:
+        out = swiglu(*mx.split(out, 2, axis=-1))
+    return out if added is None else added + out
