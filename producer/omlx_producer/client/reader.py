@@ -195,6 +195,10 @@ class Inbox:
         Raises:
             Exception: why reading has ended. The next call begins it again.
         """
+        task = asyncio.current_task()
+        if task and task.cancelling():
+            # redis-py may have swallowed it while it connected.
+            raise asyncio.CancelledError
         self.key = key.encode()
         last = _numbers(after)
         await self._reader.follow(self, last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -272,10 +273,12 @@ def test_hanging_up_in_the_queue_cancels_the_job_and_is_no_error(
     gateway: str, connection: Redis, streams: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     announce(connection, ALIAS)
-    body = {"model": ALIAS, "prompt": "x", "stream": streams}
-    with contextlib.suppress(httpx2.TimeoutException):
-        httpx2.post(f"{gateway}/v1/completions", json=body, timeout=0.3)
-    [key] = connection.keys("rq:job:*")
+    body = json.dumps({"model": ALIAS, "prompt": "x", "stream": streams})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    port = int(gateway.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        [key] = wait_for(lambda: connection.keys("rq:job:*"))
     wait_for(lambda: connection.hget(key, "status") == b"canceled")
     assert caplog.text == ""
 

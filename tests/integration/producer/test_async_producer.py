@@ -209,6 +209,18 @@ async def test_a_cancelled_wait_does_not_delay_the_next_one(
                 await job.result(timeout=0)
 
 
+async def test_a_wait_ends_whenever_it_is_cancelled(client: AsyncProducer) -> None:
+    job = await client.submit(prompt="x")
+    for turns in range(0, 60, 2):
+        for wait in (job.result(), anext(job.stream())):
+            waiting = asyncio.ensure_future(wait)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting}, timeout=SECONDS)
+            assert waiting.cancelled()
+
+
 async def test_a_wait_that_begins_while_the_last_one_leaves_is_served(
     client: AsyncProducer, connection: redis.Redis
 ) -> None:
