@@ -30,7 +30,6 @@ START = 2
 def whole_step(
     model: Any, state: State, settings: Params, plan: Plan, depth: int, own: int
 ) -> tuple[Outcome, State]:
-    state = {"table": mx.zeros((state["cursors"].shape[0], 1), mx.int32)} | state
     hidden = forward(model, [], state, depth)
     return commit(model, [], state, hidden, settings, plan, depth, own)
 
@@ -75,7 +74,7 @@ def draw_pairs(
         turns = itertools.cycle(depths)
         while lengths.min() < 3:
             depth = next(turns)
-            state = fit(state, [], depth, max(depths))
+            state = fit(state, [], depth, max(depths)) | {"table": zeros[:, None]}
             outcome, state = step(model, state, settings, plan, depth, own)
             accepted = np.array(outcome.verdicts)[:, 1]
             for place, tokens in enumerate(np.array(outcome.tokens).T):
