@@ -5,8 +5,9 @@
 
 Counted from the graphs, so it needs no GPU: this process says that it has Metal, every custom
 kernel and every operation of `mx.fast` is one launch, and so is every other operation but views.
-Nothing is evaluated. One row decodes greedily, without drafts and with three. The models have the
-layers of the published ones, and small matrices. mlx-lm's step is that of its `BatchGenerator`.
+Nothing is evaluated. One row decodes greedily, without drafts, with three, and without in mode
+`auto`, which keeps up what drafts need. The models have the layers of the published ones, and small
+matrices. mlx-lm's step is that of its `BatchGenerator`.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ from mlx.utils import tree_flatten, tree_map  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from mlx_lm.utils import _get_classes  # noqa: E402
 
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH  # noqa: E402
 from omlx_worker.engine.kernels.compiling import unfused  # noqa: E402
 from omlx_worker.engine.kernels.contest import Contest, Size  # noqa: E402
 from omlx_worker.engine.kernels.trial import Form  # noqa: E402
@@ -98,6 +100,9 @@ from scripts.bench.shapes import shape_of  # noqa: E402
 
 MODELS = {"llama-8b": (0,), "qwen3-0.6b": (0,), "4b": (0, 3), "35b-a3b": (0, 3)}
 """Drafts to count with, of each of `scripts.bench.shapes`."""
+
+AUTO = "0 of auto"
+"""A step without drafts of a worker whose other steps may draft, by the head and by lookups."""
 
 FULL = {"35b-a3b": 40}
 """Layers, where the shape has fewer than the published model."""
@@ -173,19 +178,26 @@ def of_mlx_lm(network: nn.Module) -> Counter[str]:
     return counted(outputs)
 
 
-def of_ragged(network: nn.Module, depth: int) -> Counter[str]:
-    model = as_ragged(network, drafts=depth > 0, contest=Kernel(), checks=False)
-    decoder = RaggedDecoder(model, depth)
+def of_ragged(network: nn.Module, depth: int, deepest: int = 0, lookup: int = 0) -> Counter[str]:
+    """A step with ``depth`` drafts.
+
+    Args:
+        deepest: drafts that the head may make in other steps, for which its cache is kept up.
+        lookup: likewise drafts that are looked up.
+    """
+    most = max(depth, deepest)
+    model = as_ragged(network, drafts=most > 0, contest=Kernel(), checks=False)
+    decoder = RaggedDecoder(model, most, lookup)
     submit, gather, submitted = mx.async_eval, mx.gather_mm, list[Any]()
     mx.gather_mm = _gathered  # a CPU has it in float32 alone
     with unfused():
         decoder.add(Row("", [1, 2, 3], 100, Sampling(temperature=0)))
         decoder.prefill({"": 3})
         for _ in range(3):  # the first steps have no drafts and no kept inputs yet
-            decoder.step()
+            decoder.step({"": depth})
     mx.gather_mm = gather
     mx.async_eval = lambda *arrays: submitted.extend(arrays)
-    decoder.step()
+    decoder.step({"": depth})
     mx.async_eval = submit
     return counted(submitted)
 
@@ -203,6 +215,7 @@ def sides(name: str) -> Iterator[tuple[str, Counter[str]]]:
     yield "mlx-lm", of_mlx_lm(small(name))
     for depth in MODELS[name]:
         yield str(depth), of_ragged(small(name), depth)
+    yield AUTO, of_ragged(small(name), 0, max(MODELS[name]), MAX_DRAFT_DEPTH)
 
 
 def main() -> None:
@@ -215,7 +228,7 @@ def main() -> None:
             if args.json:
                 continue
             ratio = total / results[name]["mlx-lm"]
-            what = side if side == "mlx-lm" else f"{side} drafts"
+            what = f"{side} drafts" if side.isdigit() else side
             print(f"{name:12} {what:9} {total:6}   {ratio:.2f} of mlx-lm's")
             if args.operations:
                 for operation, count in launches.most_common():

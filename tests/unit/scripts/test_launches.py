@@ -38,3 +38,10 @@ def test_a_step_launches_fewer_kernels_than_mlx_lms(
     found = counted[model]
 
     assert found[drafts] <= MOST[model, drafts] * found["mlx-lm"]
+
+
+@pytest.mark.parametrize("model", sorted({model for model, _ in MOST}))
+def test_a_step_without_drafts_costs_auto_few_kernels(
+    counted: dict[str, dict[str, int]], model: str
+) -> None:
+    assert counted[model]["0 of auto"] <= 1.04 * counted[model]["0"]
