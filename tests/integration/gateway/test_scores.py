@@ -68,7 +68,7 @@ def test_answers_to_several_prompts_that_are_too_long_together_are_refused(
     monkeypatch.setattr("omlx_gateway.completions.MAX_ANSWER_BYTES", 2**20)
     prompts = ["y" * 5_000] * 3
     fields = {"model": ALIAS, "prompt": prompts, "prompt_logprobs": 1, "max_tokens": 0}
-    answer = httpx2.post(f"{gateway}/v1/completions", json=fields)
+    answer = httpx2.post(f"{gateway}/v1/completions", json=fields, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == (
         "prompt: the answers to 3 prompts take more than 1 MiB; "
