@@ -16,6 +16,7 @@ from omlx_worker.decode.depth.policies import FixedPolicy, RowView
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
+from omlx_worker.engine.rows.interface import Size
 from omlx_worker.engine.rows.row import Emission, Known, Row, Sampling
 from tests.helpers.fake_engine import FakeEngine
 
@@ -35,9 +36,9 @@ class Suspending(FakeEngine):
         super().remove(row_id)
 
 
-def a_byte_a_token(sizes: Sequence[tuple[int, int]]) -> int:
+def a_byte_a_token(sizes: Sequence[Size]) -> int:
     """Of the prompts that are still read, and of all rows at their longest."""
-    return sum(reading + longest for reading, longest in sizes)
+    return sum(reading + longest for reading, longest, *_ in sizes)
 
 
 def row(name: str, level: int, prompt: int, tokens: int) -> list[DecodeRow]:
