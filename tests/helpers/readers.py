@@ -9,7 +9,7 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.caches.layout import Pages, capacity_for, own_seat, pages_for
+from omlx_worker.engine.caches.layout import Pages, Seat, capacity_for, pages_for
 from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -54,7 +54,7 @@ class Network:
         """What follows one token more; ``[1, 1, V]``."""
         caches = self.model.new_caches(1, capacity_for(done))
         for cache, part in zip(caches, layers, strict=True):
-            cache.write(own_seat(0, 1, done), part)
+            cache.write(Seat(0, tuple(range(pages_for(done)))), part)
         at = mx.array([done], mx.int32)
         window = Window.at(at, at, 1, own_pages(1, pages_for(capacity_for(done))))
         tokens, none = mx.array([[token]], mx.int32), mx.zeros_like(at)

@@ -167,10 +167,10 @@ class AttentionCache:
         if self.ring:
             length = min(pages_for(capacity) * PAGE, self.ring)
             bodies = [
-                _stacked([row[n] if row else _like(array, 0) for row in rows], length)
+                _stacked([row[n] if row else _empty(array) for row in rows], length)
                 for n, array in enumerate(bodies)
             ]
-        tails = [_like(tail, 0) for tail in self.tails]
+        tails = [_empty(tail) for tail in self.tails]
         return type(self)([*tails, *bodies], self.ring, self._attention)
 
     def fold(self, tails: Sequence[Tail]) -> None:
@@ -208,9 +208,9 @@ class AttentionCache:
         self.bodies = mx.pad(keys, extra), mx.pad(values, extra)
 
 
-def _like(array: mx.array, length: int) -> mx.array:
-    """``[1, H, L, D]``, empty or zeros."""
-    return mx.zeros((1, array.shape[1], length, array.shape[3]), array.dtype)
+def _empty(array: mx.array) -> mx.array:
+    """``[1, H, 0, D]``."""
+    return mx.zeros((1, array.shape[1], 0, array.shape[3]), array.dtype)
 
 
 def _stacked(rows: Sequence[mx.array], length: int) -> mx.array:

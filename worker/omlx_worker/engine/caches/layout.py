@@ -1,7 +1,8 @@
 """How many slots and pages a batch has, and which row has which.
 
 Bodies are pages of `PAGE` positions in one pool; a row has as many as it needs, wherever they are.
-The slots are a power of two and the pages of the longest row a bucket, so a batch meets few shapes.
+The slots are a power of two; all pages, and those of the longest row, are a bucket: so a batch
+meets few shapes.
 
 Pure Python: positions and slots, no arrays.
 """
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from omlx_worker.engine.kernels.window import PAGE
 
 MIN_CAPACITY = 256
-"""Positions that the longest row of a batch has room for, at least."""
+"""Positions that the longest row of a window of prompts has room for, at least."""
 
 FIRST_LIMIT = 2048
 """Positions up to which this room doubles; above it grows by eighths of the power of two below."""
@@ -35,11 +36,6 @@ class Seat(NamedTuple):
 
 Tail = tuple[Seat, int, int]
 """The seat of a row, its body length and its cursor: what is between them is in the tail."""
-
-
-def own_seat(slot: int, slots: int, positions: int) -> Seat:
-    """The seat of a row with so many positions, by `own_pages`."""
-    return Seat(slot, tuple(range(slot, slots * pages_for(positions), slots)))
 
 
 class Layout(NamedTuple):
