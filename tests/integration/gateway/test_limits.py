@@ -53,7 +53,7 @@ def test_long_bodies_are_held_together_up_to_a_limit_until_they_are_jobs(
             asking(body, len(body))
             wait_for(lambda count=count: jobs.count == count)
         short = body[:40] + b'"}'
-        # Answered after the last long body was let go.
+        # It is a job after the last long body was let go.
         asking(short, len(short))
         wait_for(lambda: jobs.count == 4)
         clients = [asking(body, len(body) - 1) for _ in range(3)]
