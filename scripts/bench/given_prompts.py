@@ -19,6 +19,7 @@ from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.reading import Reading, read
@@ -37,11 +38,15 @@ class PromptCaches:
     def read(self, prompts: Sequence[list[int]]) -> None:
         """Forget other prompts and read these."""
         self._prompts.clear()
+        batch = Batch(self._model)
         for prompt in prompts:
             reading = Reading(Row("", prompt, 1, Sampling()), prompt)
-            while reading.left:
-                read(self._model, [reading], [min(LONGEST_CHUNK, reading.left)])
-            self._prompts[tuple(prompt)] = reading.layers
+            while length := min(LONGEST_CHUNK, reading.left):
+                batch.reserve([(reading.pages, reading.done + length)])
+                read(self._model, batch.caches, [reading], [length])
+            layers = self._prompts[tuple(prompt)] = reading.layers(batch.caches)
+            mx.eval(layers)
+            batch.release(reading.pages)
 
     def layers_of(self, prompt: Sequence[int], *, head: bool = False) -> Layers:
         """Those of one prompt, the head's left out unless asked for."""
@@ -107,7 +112,11 @@ class GivenDecoder(RaggedDecoder):
         self._given = caches
 
     def add(self, row: Row) -> Known:
-        self.join([(row, self._given.layers_of(row.prompt, head=self._model.drafts))])
+        reading = Reading(row, row.history)
+        self.reserve([(reading.pages, reading.left)])
+        layers = self._given.layers_of(row.prompt, head=self._model.drafts)
+        reading.take(self.caches, reading.left, layers)
+        self.join([(row, reading.pages, reading.states)])
         return Known()
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
