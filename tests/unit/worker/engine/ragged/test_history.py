@@ -74,6 +74,7 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
         "accepted": zeros,
         "offered": zeros,
         "source": zeros,
+        "table": zeros[:, None],
         "counts": mx.array([counted(history) for history in histories], mx.int32),
     }
     in_windows = in_drafts = 0
@@ -81,7 +82,8 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
     for _ in range(10):
         before: Any = state["drafts"].tolist() if "drafts" in state else [[]] * 12
         listener.clear()
-        outcome, state = whole_step(TableModel(0.7), state, settings, plan, depth, depth)
+        outcome, after = whole_step(TableModel(0.7), state, settings, plan, depth, depth)
+        state = after | {"table": state["table"]}
         emitted: Any = outcome.tokens.tolist()
         drafts: Any = state["drafts"].tolist()
         for index, history in enumerate(histories):
