@@ -121,3 +121,5 @@ def test_a_row_of_a_llama_cannot_be_suspended(llama: Loaded) -> None:
     with pytest.raises(KeyError):
         decoder.resume("x")
     assert len(decoder.step()) == 1
+    decoder.remove("x")
+    assert decoder.step() == []
