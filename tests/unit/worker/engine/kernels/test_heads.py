@@ -13,7 +13,7 @@ from omlx_worker.engine.kernels import attention_kernel
 from omlx_worker.engine.kernels.attention import Heads, Pair, Rope
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
-from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
 from omlx_worker.engine.models.rotary import rope_of
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
@@ -52,7 +52,7 @@ def given(
     """A window of three rows: one that begins, one in mid-tail, and one at the end of its tail."""
     offsets = mx.array([0, 40, TAIL - width], mx.int32)
     lengths = mx.array([0, 300, 4000], mx.int32)
-    window = Window.at(lengths + offsets, lengths, width, ((3, 4096),))
+    window = Window.at(lengths + offsets, lengths, width, own_pages(3, 64))
     total = heads.queries * heads.apart + 2 * heads.keys * heads.size
     tails = [noise(seed, dtype, 3, heads.keys, TAIL, heads.size) for seed in (1, 2)]
     return noise(0, dtype, 3, width, total), heads, (tails[0], tails[1]), window

@@ -23,7 +23,7 @@ from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.net_kernels import NetKernels
 from omlx_worker.engine.kernels.plain.attention import PlainAttention, body_of
 from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
-from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.models.rotary import rope_of
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import Fault, needs_compiler
@@ -382,9 +382,8 @@ def check_heads(of: Projection, width: int, dtype: mx.Dtype) -> None:
         norms = {"query_norm": weights[0], "key_norm": weights[1], "epsilon": 1e-6}
     heads = Heads(of.queries, of.keys, of.size, rope_of(of.rotate), gated=of.gated, **norms)
     lengths = mx.array([0, 1, 2500], mx.int32)
-    window = Window.at(
-        lengths + mx.array([0, TAIL - width, 40], mx.int32), lengths, width, ((3, 4096),)
-    )
+    cursors = lengths + mx.array([0, TAIL - width, 40], mx.int32)
+    window = Window.at(cursors, lengths, width, own_pages(3, 64))
     tails = tuple(noise(rng, dtype, 3, of.keys, TAIL, of.size) for _ in "kv")
     total = of.queries * heads.apart + 2 * of.keys * of.size
     projected = noise(rng, dtype, 3, width, total)
