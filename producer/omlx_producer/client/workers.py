@@ -20,7 +20,7 @@ SILENT_SECONDS = 15.0
 """A worker that has written nothing for this long counts as gone."""
 
 STEP_SECONDS = 10.0
-"""A step that lasts longer than the time between two looks has the rates before it for so long."""
+"""Of a step, in which the rates before it are shown. Then its whole time counts."""
 
 GONE_SECONDS = 60.0
 """A worker that is gone is shown for this long after its lease."""

@@ -87,7 +87,7 @@ def layout_for(rows: int, pages: int, longest: int, least: Layout = EMPTY) -> La
 
 
 def pages_in(pages: int) -> int:
-    """The smallest bucket that holds so many pages."""
+    """The smallest bucket with room for ``pages``."""
     if pages <= _DOUBLED:
         return power_of_two(max(pages, _FEWEST))
     step = power_of_two(pages) // 8

@@ -153,7 +153,7 @@ def table_of(rows: Sequence[Sequence[int]], longest: int) -> mx.array:
 
 
 def own_pages(slots: int, pages: int) -> mx.array:
-    """The table of slots that have so many pages each, in a pool without others.
+    """The table of ``slots`` with ``pages`` each, in a pool that has no others.
 
     Neighbouring pages belong to neighbouring slots, so that a pool grows at its end.
     """

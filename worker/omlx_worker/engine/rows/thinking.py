@@ -60,6 +60,6 @@ class Thoughts:
         return self._thinking.end[self.matched] if self.on and self.nears_budget(0) else None
 
     def nears_budget(self, tokens: int) -> bool:
-        """Whether a token may be forced once so many more have come."""
+        """Whether a token may be forced after the next ``tokens``."""
         budget = self._thinking.budget
         return budget is not None and self.tokens + tokens >= budget
