@@ -51,7 +51,7 @@ class Rows:
     def add(
         self, name: str, prompt: int | list[int], level: int = DEFAULT, *, cache: bool = True
     ) -> None:
-        """Add a row with this prompt, or with so many tokens to read that no other row shares."""
+        """Add a row with this prompt, or with one of as many tokens that no other row shares."""
         if isinstance(prompt, int):
             prompt = [1000 + len(self.rows)] * (prompt + 1)
         row = DecodeRow(Row(name, prompt, 100, Sampling(), cache=cache), level)
@@ -78,7 +78,7 @@ class Rows:
 
 
 def known(row: DecodeRow, held: int = 0) -> Known:
-    """What an engine knows of a row of which its prefix cache holds so many tokens."""
+    """What an engine knows of a row whose first ``held`` tokens are in its prefix cache."""
     return Known(held, left=row.length - 1 - held)
 
 

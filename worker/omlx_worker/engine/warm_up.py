@@ -21,7 +21,7 @@ there, and are compared while the worker idles, see `Contest`. Their verdicts ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from omlx_worker.engine.kernels.contest import Contest
@@ -96,7 +96,7 @@ class WarmUp:
         self._contest = contest
         self._max_rows = max_rows
         self._left = shapes(max_rows)
-        self._running: Iterator[None] | None = None
+        self._running: Generator[None] | None = None
 
     def next(self, *, first: bool = False) -> bool:
         """Read a window, run a step or compare a kernel that rows have met.
@@ -127,7 +127,7 @@ class WarmUp:
     def stop(self) -> None:
         """Drop the rows: others come. The shape is begun anew later."""
         if self._running is not None:
-            self._running.close()  # type: ignore[attr-defined]
+            self._running.close()
             self._running = None
 
     def _go_on(self) -> None:
@@ -137,7 +137,7 @@ class WarmUp:
             self._running = None
             del self._left[0]
 
-    def _run(self, shape: Shape) -> Iterator[None]:
+    def _run(self, shape: Shape) -> Generator[None]:
         decoder = self._decoder
         rows = self._rows_of(shape)
         row_ids = [row.row_id for row in rows]

@@ -72,7 +72,6 @@ class Contested:
         for method, part in parts.items():
             competing = list(kernels.items())[: 1 if part.alike else None]
             forms = {name: getattr(each, method) for name, each in [(PLAIN, plain), *competing]}
-
             setattr(self, method, partial(_run, contest, part, forms))
 
     def __getattr__(self, name: str) -> Any:

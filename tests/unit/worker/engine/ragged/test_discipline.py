@@ -38,6 +38,14 @@ def body_bytes(batch: RaggedDecoder) -> int:
     return sum(array.nbytes for cache in caches for array in cache.bodies)
 
 
+def settled_bytes() -> int:
+    """What is held when nothing is in flight. From here on the peak is counted anew."""
+    mx.synchronize()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    return mx.get_active_memory()
+
+
 @pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_step_copies_the_bodies_while_the_one_before_is_in_flight(
     qwen: Loaded, depth: int
@@ -45,10 +53,7 @@ def test_no_step_copies_the_bodies_while_the_one_before_is_in_flight(
     batch = long_batch(qwen, depth)
     for _ in range(4):
         batch.step()
-    mx.synchronize()
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled_bytes()
 
     for _ in range(20):
         batch.step()
@@ -65,10 +70,7 @@ def test_reading_a_prompt_writes_to_the_pages_in_place(qwen: Loaded) -> None:
     batch.prefill({"new": 8})
     for _ in range(2):
         batch.step()
-    mx.synchronize()
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled_bytes()
 
     batch.step()
     batch.prefill({"new": 64})
@@ -81,10 +83,7 @@ def test_folding_tails_writes_the_bodies_in_place(qwen: Loaded) -> None:
     batch = long_batch(qwen, 0)
     for _ in range(TAIL - 1):
         batch.step()
-    mx.synchronize()
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled_bytes()
     drains = batch.drains
 
     for _ in range(4):
