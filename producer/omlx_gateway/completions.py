@@ -41,7 +41,7 @@ MAX_PROMPTS = 128
 MAX_ANSWER_BYTES = 32 * 2**20
 """Of an answer to several prompts."""
 _STREAM_OPTIONS = ("include_usage", "include_drafted", "include_obfuscation")
-_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})")
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})(?::(\d{1,18}))?")
 
 
 async def chat(request: Request) -> Response:
@@ -213,6 +213,7 @@ async def _go_on(request: Request, last: str, form: JobStream, salt: str | None)
         raise ApiError(400, f"Last-Event-ID: got {last!r:.80}; give the id of an event")
     queue = await run_in_threadpool(_find_queue, gateway.blocking, found[1], salt)
     job = AsyncJobHandle(found[1], queue, gateway.producer)
+    form.numbered = int(found[3] or 0)
     return await _stream(request, job, form, int(found[2]), keep=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from omlx_gateway.gateway import Gateway, cancel
-from omlx_producer import AsyncJobHandle, AsyncTokenStream, ChatChunks, TextChunks
+from omlx_producer import AsyncJobHandle, AsyncTokenStream, ChatChunks, TextChunks, TokensLost
 from omlx_producer.client.outcome import Outcome
 from omlx_producer.client.response_events import ResponseEvents
 from omlx_producer.wire import CancelledEvent, FailedEvent, GenerationRequest, JobEvent, TokensEvent
@@ -29,6 +29,7 @@ class JobStream:
 
     Attributes:
         echoed: what a response repeats of its request; None if this is no stream of one.
+        numbered: how many of a response's events a client has had that goes on.
     """
 
     def __init__(self, is_chat: bool, model: str, options: dict[str, bool]) -> None:
@@ -36,6 +37,7 @@ class JobStream:
         self.model = model
         self.options = options
         self.echoed: GenerationRequest | None = None
+        self.numbered = 0
 
     def chunks(self, job_id: str) -> ChatChunks | TextChunks | ResponseEvents:
         if self.echoed is not None:
@@ -58,10 +60,13 @@ async def event_stream(
 
     The last chunk of each event has an id, ``<job>:<tokens so far>``, from which a stream that was
     cut goes on: `ChatChunks` are made from the first event again, and those before are not sent.
-    The job is cancelled if this ends before the job does, unless ``keep``.
+    Those of a response have its number of events behind the tokens: a job that has written tokens
+    again may have cut them otherwise. The job is cancelled if this ends before the job does, unless
+    ``keep``.
 
     Raises:
         JobFailed, JobCancelled: after what the job has produced. A response tells it as an event.
+        TokensLost: if no event ends at the cursor.
     """
     chunks, over = form.chunks(job.id), False
     stream = job.stream()
@@ -75,10 +80,17 @@ async def event_stream(
                     yield PING
             event = await waiting
             over = event.type != "tokens"
-            told = isinstance(chunks, ResponseEvents) and chunks.begun
-            if isinstance(event, FailedEvent | CancelledEvent) and not told:
+            had = isinstance(event, TokensEvent) and event.since < cursor
+            if had and event.n > cursor:
+                told = f"no event of job {job.id} ends at token {cursor}, its last run has others"
+                raise TokensLost(f"{told}; ask again without Last-Event-ID", 0)
+            if isinstance(chunks, ResponseEvents) and form.numbered and not had:
+                chunks.told, form.numbered = form.numbered, 0
+            is_event = isinstance(chunks, ResponseEvents) and chunks.told
+            if isinstance(event, FailedEvent | CancelledEvent) and not is_event:
                 Outcome.of_event(event).unwrap()
-            for part in _parts(job.id, event, chunks.take(event), cursor):
+            bodies = list(chunks.take(event))
+            for part in [] if had else _parts(job.id, event, bodies):
                 yield part
         if form.echoed is None:
             yield END
@@ -96,12 +108,9 @@ async def _leave(stream: AsyncTokenStream, waiting: asyncio.Future[JobEvent] | N
     await stream.aclose()
 
 
-def _parts(
-    job_id: str, event: JobEvent, bodies: Iterator[dict[str, Any]], cursor: int
-) -> Iterator[bytes]:
-    """The chunks of an event, if the client has not had them."""
-    told = list(bodies)
-    if event.n <= cursor and isinstance(event, TokensEvent):
-        return
-    for number, body in enumerate(told, 1):
-        yield JobStream.data(body, f"{job_id}:{event.n}" if number == len(told) else "")
+def _parts(job_id: str, event: JobEvent, bodies: list[dict[str, Any]]) -> Iterator[bytes]:
+    for number, body in enumerate(bodies, 1):
+        place = f"{job_id}:{event.n}"
+        if "sequence_number" in body:
+            place += f":{body['sequence_number'] + 1}"
+        yield JobStream.data(body, place if number == len(bodies) else "")

@@ -24,11 +24,14 @@ class ResponseEvents:
     """Makes the events of a streamed response of one job's events, from its first event on.
 
     Each thought and each text is an item of the output and comes as it is written. Calls of
-    functions come whole, with the end of the job. A failure is an event if others came before it.
+    functions come whole, with the end of the job.
 
     Args:
         model: the alias that the response names.
         request: that `chat_fields` has made.
+
+    Attributes:
+        told: the number of the next event. A failure is an event if it is not the first.
     """
 
     def __init__(self, job_id: str, model: str, request: GenerationRequest) -> None:
@@ -36,22 +39,17 @@ class ResponseEvents:
         self._chunks = ChatChunks(job_id, model)
         self._response = new_response(request, job_id, model, int(time.time()))
         self._items = list[dict[str, Any]]()
-        self._told = 0
+        self.told = 0
         self._writes = False
-
-    @property
-    def begun(self) -> bool:
-        """Whether there were events, so that a failure is one, too."""
-        return self._told > 0
 
     def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
         """The events of the response that one event of its job adds."""
         if isinstance(event, FailedEvent | CancelledEvent):
-            if self.begun:
+            if self.told:
                 error = {"code": "server_error", "message": event.error}
                 yield self._end("failed", error=error)
             return
-        if not self.begun:
+        if not self.told:
             yield self._event("response.created", response=self._response)
             yield self._event("response.in_progress", response=self._response)
         for chunk in self._chunks.take(event):
@@ -121,5 +119,5 @@ class ResponseEvents:
         return self._event(kind, output_index=len(self._items) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        self._told += 1
-        return {"type": kind, "sequence_number": self._told - 1, **fields}
+        self.told += 1
+        return {"type": kind, "sequence_number": self.told - 1, **fields}

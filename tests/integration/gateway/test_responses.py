@@ -14,9 +14,11 @@ from openai import OpenAI
 from openai.types.responses import Response, response_create_params
 from redis import Redis
 
-from omlx_producer import GenerationRequest, InvalidRequest
+from omlx_producer import GenerationRequest, InvalidRequest, Producer
 from omlx_producer.cli.main import cli
+from omlx_producer.wire import events_key
 from omlx_producer.wire.responses import chat_fields, response_of
+from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import fetch
 from tests.helpers.workers import ALIAS, wait_for
 
@@ -287,6 +289,48 @@ def test_a_stream_of_a_response_goes_on_after_the_last_event_that_came(gateway: 
     ids, begun = read({"X-Omlx-Detach": "true"})
     _, rest = read({"Last-Event-ID": ids[-1]})
     assert begun + rest == list(range(len(begun + rest)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"), [(["a", "b", " c"], "c"), (["ab", " c"], "c"), (["ab c"], None)]
+)
+def test_a_response_goes_on_though_its_tokens_were_written_again_in_other_parts(
+    gateway: str, redis_url: str, connection: Redis, parts: list[str], told: str | None
+) -> None:
+    body = {**PLAIN, "stream": True}
+    with Producer(redis_url) as producer:
+        job = producer.submit(chat_fields(body), require_known_model=False)
+
+    def write(texts: list[str]) -> None:
+        worker = FakeWorker(connection, job.id)
+        worker.start()
+        for text in texts:
+            worker.step(text, tokens=len(text))
+
+    def read(last: str, until: str) -> tuple[str, list[int], str]:
+        got, numbers, text = "", list[int](), ""
+        with httpx2.stream(
+            "POST", f"{gateway}{URL}", json=body, headers={"Last-Event-ID": last}
+        ) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    got = line[4:]
+                if line.startswith("data: "):
+                    event = json.loads(line[6:])
+                    numbers.append(event["sequence_number"])
+                    text += event["delta"] if event["type"].endswith("text.delta") else ""
+                    if text == until:
+                        break
+            else:
+                assert answer.status_code == 500
+        return got, numbers, text
+
+    write(["a", "b"])
+    last, begun, _ = read(f"{job.id}:0", "ab")
+    connection.delete(events_key(job.id))
+    write(parts)
+    _, rest, text = read(last, " c")
+    assert (text, begun + rest) == (" c" if told else "", list(range(7 if told else 6)))
 
 
 def rows() -> list[dict[str, Any]]:
