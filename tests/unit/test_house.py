@@ -29,6 +29,7 @@ MORE_OWN_IMPORTS = {
 WALLS = {
     "omlx_gateway": {"omlx_producer.cli", "omlx_worker", "mlx", "mlx_lm"},
     "omlx_producer": {"omlx_gateway", "omlx_worker", "mlx", "mlx_lm"},
+    "omlx_producer.commands": {"omlx_producer.cli"},
     "omlx_worker": {"omlx_producer.cli"},
     "omlx_worker.queue": {
         *(f"omlx_worker.{room}" for room in ("engine", "decode", "control", "delivery")),

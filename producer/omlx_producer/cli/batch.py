@@ -13,12 +13,12 @@ from omlx_producer.bulk.detached import fetch, fetched_text, follow, require_fre
 from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import left_text, written_text
 from omlx_producer.bulk.table import TableForm, properties_of
-from omlx_producer.cli.options import (
+from omlx_producer.commands.options import (
     json_schema_option,
     output_option,
     run_options,
 )
-from omlx_producer.cli.session import goes_on, open_producer, redis_option
+from omlx_producer.commands.session import goes_on, open_producer, redis_option
 from omlx_producer.program import JOB_ENDED_BADLY, NOT_ENDED, SectionedCommand, option
 from omlx_producer.terminal import counted, local_time, write
 

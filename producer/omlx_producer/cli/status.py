@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import cancel_batch, show_batch
 from omlx_producer.cli.overview import NOTHING_ANNOUNCED, draw_figures, draw_models, watch_figures
-from omlx_producer.cli.session import job_argument, open_producer, redis_option
 from omlx_producer.cli.show import wait_reason
+from omlx_producer.commands.session import job_argument, open_producer, redis_option
 from omlx_producer.console import TableConsole
 from omlx_producer.figures import ModelFigures, read_figures
 from omlx_producer.program import SectionedCommand, json_option, option

@@ -12,11 +12,11 @@ import click
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.bulk.output import OUTPUT_SUFFIXES
 from omlx_producer.cli.batch import watch_batch
-from omlx_producer.cli.options import given, model_option, refuse_conflicts, sampling_options
-from omlx_producer.cli.session import goes_on, job_argument, open_producer, redis_option
 from omlx_producer.cli.show import show_result, show_stream
 from omlx_producer.client.compiling import require_compilable
 from omlx_producer.client.models import only_model, takes_chats
+from omlx_producer.commands.options import given, model_option, refuse_conflicts, sampling_options
+from omlx_producer.commands.session import goes_on, job_argument, open_producer, redis_option
 from omlx_producer.program import INVALID, SectionedCommand, fail, json_option, option
 from omlx_producer.wire import PRIORITIES, GenerationRequest, Priority, text_fields
 

@@ -17,8 +17,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from omlx_producer.cli.options import model_option, sampling_options
-from omlx_producer.cli.session import open_producer
+from omlx_producer.commands.options import model_option, sampling_options
+from omlx_producer.commands.session import open_producer
 from omlx_producer.errors import InvalidRequest
 
 URL = "redis://me:secret@127.0.0.1:1/0"

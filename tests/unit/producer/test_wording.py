@@ -9,7 +9,7 @@ import click
 import pytest
 
 from omlx_producer.bulk.run import Ended
-from omlx_producer.cli.bulk import conclude
+from omlx_producer.commands.file_run import conclude
 from omlx_producer.terminal import counted
 
 

@@ -12,7 +12,7 @@ import redis
 
 from omlx_producer.cli import batch as batch_commands
 from omlx_producer.cli.bulk import run as run_command
-from omlx_producer.cli.session import with_command
+from omlx_producer.commands.session import with_command
 from omlx_producer.wire import MODELS_KEY
 from tests.helpers.bulk_rows import batch_of
 from tests.helpers.bulk_runs import jobs_in_redis, write_rows

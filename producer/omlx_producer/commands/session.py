@@ -40,6 +40,7 @@ from omlx_producer.program import (
     file_error,
     option,
     param_name,
+    program_name,
 )
 
 REDIS_OPTION = "--redis-url"
@@ -112,7 +113,8 @@ def resumable(source: str) -> Iterator[None]:
 
 
 def with_command(*words: str, stdin: bool = False) -> str:
-    """``with: omlx-submit WORDS`` on the same Redis; without words, the running command.
+    """``with: omlx-submit WORDS`` on the same Redis; without words, the running command, whose
+    program may be another.
 
     A URL that may hold a password is not shown. The variable is named that takes its place.
 
@@ -125,14 +127,15 @@ def with_command(*words: str, stdin: bool = False) -> str:
     needs = ["the same input on stdin"] if stdin else []
     if secret:
         needs.append(f"{PREFIX}REDIS_URL set to the same URL")
-    command, previous = ["omlx-submit"], ""
+    command, previous = list[str](), ""
     for word in words or sys.argv[1:]:
         if not (secret and REDIS_OPTION in (previous, word.partition("=")[0])):
             command.append(word)
         previous = word
     if words and url is not None and not secret:
         command += [REDIS_OPTION, url]
-    return f"with {' and '.join(needs)}".rstrip() + f": {shlex.join(command)}"
+    program = "omlx-submit" if words else program_name()
+    return f"with {' and '.join(needs)}".rstrip() + f": {program} {shlex.join(command)}"
 
 
 def _with_option(error: InvalidRequest) -> str:

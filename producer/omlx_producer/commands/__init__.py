@@ -1,0 +1,1 @@
+"""What commands of several programs share: the options of requests and runs, errors, endings."""

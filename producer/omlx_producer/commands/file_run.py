@@ -1,0 +1,143 @@
+"""A file of requests, as a command runs it: its options, the run, and how that ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omlx_producer.bulk.dry_run import look_through
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.progress import STYLES, Style, failure_text
+from omlx_producer.bulk.run import Ended, run_here
+from omlx_producer.commands.options import (
+    given,
+    output_option,
+    refuse_conflicts,
+    run_options,
+    sampling_options,
+)
+from omlx_producer.commands.session import resumable, with_command
+from omlx_producer.producer import Producer
+from omlx_producer.program import INTERRUPTED, JOB_ENDED_BADLY, option
+
+_run = partial(option, section="Run")
+
+progress_option = option(
+    "--progress",
+    section="Output",
+    type=click.Choice(STYLES),
+    default="auto",
+    help="On stderr; auto is a bar on a terminal, else ndjson.",
+)
+ordered_option = option(
+    "--ordered", section="Output", is_flag=True, help="Sort the results by input at the end."
+)
+
+_OPTIONS = (
+    click.argument("input"),
+    run_options("Input", "template", "format", "delimiter", "id_field", "empty"),
+    run_options("Request", "raw", "system", "priority"),
+    sampling_options,
+    run_options("Run", "window", "job_timeout", "limit"),
+    _run(
+        "--replace",
+        "replace_results",
+        is_flag=True,
+        help="Run with other options; keeps a copy, OUTPUT.1.",
+    ),
+    _run("--dry-run", is_flag=True, help="Check and count all rows; run nothing."),
+    output_option,
+    ordered_option,
+    run_options("Output", "with_body", "keep", "csv_safe"),
+    progress_option,
+)
+
+
+def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add INPUT and the options of a `FileRun`."""
+    for decorate in reversed(_OPTIONS):
+        command = decorate(command)
+    return command
+
+
+@dataclass(frozen=True)
+class FileRun:
+    """A run as `file_options` describe it.
+
+    Attributes:
+        asked: options of the run and fields of its requests, by name; None where not given.
+    """
+
+    input: str
+    output: Path | None
+    ordered: bool
+    dry_run: bool
+    replace_results: bool
+    progress: Style
+    asked: dict[str, Any]
+
+    @classmethod
+    def of(cls, values: dict[str, Any], *, detached: bool = False) -> FileRun:
+        """The run of these values of `file_options`.
+
+        Raises:
+            click.UsageError: if they do not go together.
+        """
+        own = cls.__dataclass_fields__.keys() & values.keys()
+        asked = {name: value for name, value in values.items() if name not in own}
+        made = cls(**{name: values[name] for name in own}, asked=asked)
+        refuse_conflicts(asked["raw"], asked["system"], asked)
+        if made.output is None and not (made.dry_run or detached):
+            raise click.UsageError(
+                "--output: missing; say where results go, as in -o results.jsonl"
+            )
+        if asked["keep"] and (detached or made.input == "-"):
+            raise click.UsageError(
+                "--keep needs a file as input, and an output; it reads the input again at the end"
+            )
+        return made
+
+    def options(self) -> RunOptions:
+        """See `RunOptions.of` for the errors."""
+        return RunOptions.of(self.input, given(self.asked))
+
+    def go(self, producer: Producer) -> None:
+        """Run, and end the command with an exit code other than 0 if rows failed or are left."""
+        options = self.options()
+        if self.dry_run:
+            findings = look_through(options, producer.models())
+            click.echo(json.dumps(findings.as_dict()))
+            if findings.bad:
+                raise click.exceptions.Exit(JOB_ENDED_BADLY)
+        elif self.output is not None:
+            with resumable(self.input):
+                ended = run_here(
+                    producer,
+                    options,
+                    self.output,
+                    ordered=self.ordered,
+                    replace_results=self.replace_results,
+                    progress=self.progress,
+                )
+            conclude(ended, self.output, self.input)
+
+
+def conclude(ended: Ended, output: Path, source: str) -> None:
+    """End a run of an input with its exit code, and say how to continue."""
+    stdin = source == "-"
+    if not ended.finished:
+        left = f": {ended.left}" if ended.left else ""
+        told = f"{ended.cancelled or 'interrupted'}{left}; continue {with_command(stdin=stdin)}"
+        click.echo(told, err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
+    if ended.failures:
+        retry = with_command("retry", str(output), *(["--input", "FILE"] if stdin else []))
+        save = "save the input in FILE, and " if stdin else ""
+        click.echo(failure_text(ended.failures, save, retry), err=True)
+        raise click.exceptions.Exit(JOB_ENDED_BADLY)
