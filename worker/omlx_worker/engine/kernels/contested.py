@@ -22,7 +22,7 @@ from omlx_worker.engine.kernels.metal.products import (
     takes,
 )
 from omlx_worker.engine.kernels.plain.net_inputs import Projected
-from omlx_worker.engine.kernels.plain.products import Product, packed_product, product
+from omlx_worker.engine.kernels.plain.products import Product, finished, packed_product, product
 from omlx_worker.engine.kernels.trial import Form
 from omlx_worker.engine.kernels.window import PAGE, Window, own_pages
 
@@ -89,7 +89,8 @@ def contested_product(layer: Any, contest: Contest, *, gated: bool = False) -> P
     """A layer's product; if the kernel takes the layer, few rows of it have a contest."""
     if not takes(layer):
         return product(layer, gated=gated)
-    packing = {"bits": layer.bits, "group_size": layer.group_size, "gated": gated}
+    biased = "bias" in layer
+    packing = {"bits": layer.bits, "group_size": layer.group_size, "gated": gated and not biased}
     forms = {PLAIN: packed_product, "kernel": multiply}
     competing = FIXED_ROWS if contest.fixed else ROWS
 
@@ -100,7 +101,10 @@ def contested_product(layer: Any, contest: Contest, *, gated: bool = False) -> P
         out: mx.array = _run(contest, PRODUCT, forms, *given, **packing)
         return out
 
-    return run
+    def run_biased(x: mx.array, added: mx.array | None = None) -> mx.array:
+        return finished(run(x) + layer.bias, added, gated=gated)
+
+    return run_biased if biased else run
 
 
 def _run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -53,49 +52,3 @@ def side_by_side(layers: Sequence[Any]) -> nn.Module | None:
     mx.eval(whole.parameters(), [layer.parameters() for layer in layers])
     first._whole = _Whole(whole, [layer.weight for layer in layers])
     return whole
-
-
-def run_together(layers: Sequence[Any]) -> None:
-    """Let layers that a module calls on the same input run as one product.
-
-    The first one to be called computes all of them, and the others take their parts of it. Of
-    layers of several kinds each stays as it is.
-    """
-    whole = side_by_side(layers)
-    if whole is None:
-        return
-    shared = _Shared(whole, [layer.weight.shape[0] for layer in layers])
-    for index, layer in enumerate(layers):
-        layer._output = partial(shared.output, index)
-        layer.__class__ = _TOGETHER[type(layer)]
-
-
-class _Shared:
-    """The product of several layers, and its output until each of them has been called."""
-
-    def __init__(self, whole: nn.Module, features: Sequence[int]) -> None:
-        self._whole = whole
-        self._ends = list(itertools.accumulate(features))[:-1]
-        self._input: mx.array | None = None
-        self._outputs: dict[int, mx.array] = {}
-
-    def output(self, index: int, x: mx.array) -> mx.array:
-        if x is not self._input or index not in self._outputs:
-            self._input = x
-            self._outputs = dict(enumerate(mx.split(self._whole(x), self._ends, axis=-1)))
-        out = self._outputs.pop(index)
-        if not self._outputs:
-            self._input = None
-        return out
-
-
-def _call(layer: Any, x: mx.array) -> mx.array:
-    out: mx.array = layer._output(x)
-    return out
-
-
-_TOGETHER = {
-    kind: type(kind.__name__, (kind,), {"__call__": _call})
-    for kind in (nn.Linear, nn.QuantizedLinear)
-}
-"""The classes of layers that run together with others."""

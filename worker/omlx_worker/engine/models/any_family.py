@@ -31,6 +31,7 @@ from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
+from omlx_worker.engine.models.served_layers import copied
 
 _BACKBONES = ("model", "transformer", "backbone")
 """How mlx-lm's models name the part that their scores are computed from."""
@@ -103,10 +104,6 @@ class AnyFamily:
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
         layers = make_prompt_cache(model)
-        self._scorer = model
-        while "language_model" in self._scorer:
-            self._scorer = self._scorer.language_model
-        self._backbone = next((name for name in _BACKBONES if name in self._scorer), None)
         # How many caches each layer has; None if not in a list.
         self._lists = [
             len(layer.caches) if isinstance(layer, CacheList) else None for layer in layers
@@ -124,6 +121,7 @@ class AnyFamily:
         # Other recurrent layers may run on over padding.
         self.pads = len(attending) == len(self._shapes)
         slow = []
+        model = copied(model)
         if serve_views(model, kernels):
             slow.append("latent attention runs as plain operations")
         if not self.pads:
@@ -133,6 +131,10 @@ class AnyFamily:
                 "layers would take padding for tokens"
             )
         self.slow_parts: Sequence[str] = slow
+        self._scorer = model
+        while "language_model" in self._scorer:
+            self._scorer = self._scorer.language_model
+        self._backbone = next((name for name in _BACKBONES if name in self._scorer), None)
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         return [shape.empty(slots, capacity) for shape in self._shapes]

@@ -22,9 +22,9 @@ import mlx.nn as nn
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.kernels.forms import Kernels
-from omlx_worker.engine.kernels.side_by_side import run_together
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.rotary import STANDARD, attend, serve_rotary
+from omlx_worker.engine.models.served_layers import serve_products
 
 _ATTENTION = "scaled_dot_product_attention"
 
@@ -93,8 +93,8 @@ def serve_views(model: nn.Module, kernels: Kernels) -> bool:
         if type(part) in STANDARD:
             serve_rotary(part, kernels)
             _add_forward(type(part), _rotary_attention)
-        elif "gate_proj" in part and "up_proj" in part:
-            run_together([part.gate_proj, part.up_proj])
+        else:
+            serve_products(part, kernels)
     for part in {type(part): part for _, part in model.named_modules()}.values():
         module = sys.modules[type(part).__module__]
         plain = getattr(module, _ATTENTION, None)

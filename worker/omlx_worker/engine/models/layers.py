@@ -15,6 +15,7 @@ from omlx_worker.engine.kernels.plain.net_inputs import Projected
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.rotary import heads_of
+from omlx_worker.engine.models.served_layers import copied, serve_products
 
 
 class Layer:
@@ -57,11 +58,14 @@ class MLP:
     """An MLP, dense or a mixture of experts."""
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
-        self._module = module
+        self._module = copied(module)
         self._opened = None
         if type(module) is Qwen3NextMLP:
             self._opened = kernels.fuse([module.gate_proj, module.up_proj], gated=True)
             self._down = kernels.product(module.down_proj)
+        else:
+            for part in self._module.modules():
+                serve_products(part, kernels)
 
     def __call__(self, x: mx.array, added: mx.array) -> mx.array:
         """``[S, W, hidden]`` in and out, added to the residual stream ``added``."""

@@ -12,12 +12,14 @@ import pytest
 from mlx.utils import tree_flatten
 
 from omlx_worker.engine.kernels.forms import Kernels
-from omlx_worker.engine.kernels.plain.products import Product
-from omlx_worker.engine.kernels.side_by_side import run_together, side_by_side
+from omlx_worker.engine.kernels.plain.products import Product, product
+from omlx_worker.engine.kernels.side_by_side import side_by_side
 from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.models.served_layers import run_together
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import Loaded, row, run
+from tests.helpers.families import tiny
 
 on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="takes CUDA's way by hand")
 
@@ -84,12 +86,12 @@ def test_weights_that_were_changed_are_put_side_by_side_anew() -> None:
 
 @pytest.mark.parametrize("bits", [None, 4])
 def test_layers_that_run_together_put_out_what_they_do_alone(bits: int | None) -> None:
-    together = layers(96, 32, bits=bits)
+    apart = layers(96, 32, bits=bits)
     inputs = [mx.random.normal((3, 64)) for _ in range(3)]
-    alone = [[layer(x) for layer in together] for x in inputs]
+    alone = [[layer(x) for layer in apart] for x in inputs]
     mx.eval(alone)
 
-    run_together(together)
+    together = list(run_together(apart, Kernels()))
 
     # In either order, one of them twice, and one of them never.
     for number, index in ((0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 0), (0, 1)):
@@ -97,22 +99,40 @@ def test_layers_that_run_together_put_out_what_they_do_alone(bits: int | None) -
         assert mx.allclose(out, alone[number][index], 1e-5, 1e-5).item()
 
 
-def test_layers_that_run_together_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, products = layers(96, 32), list[int]()
-    run_together(together)
-    plain = nn.Linear.__call__
+def test_layers_that_run_together_are_one_product() -> None:
+    products = list[int]()
 
-    def counted(layer: nn.Linear, x: mx.array) -> mx.array:
-        products.append(layer.weight.shape[0])
-        return plain(layer, x)
+    def counted(layer: Any, **options: Any) -> Product:
+        run = product(layer, **options)
 
-    monkeypatch.setattr(nn.Linear, "__call__", counted)
+        def counting(x: mx.array) -> mx.array:
+            products.append(layer.weight.shape[0])
+            return run(x)
+
+        return counting
+
     x = mx.zeros((1, 64))
 
-    for layer in together:
+    for layer in run_together(layers(96, 32), Kernels(product=counted)):
         layer(x)
 
     assert products == [96 + 32]
+
+
+def test_a_model_that_is_served_keeps_its_own_layers_and_shares_its_weights() -> None:
+    network = tiny("llama")
+    nn.quantize(network, group_size=32, bits=4)
+    own = [type(part) for part in network.modules()]
+    weights = sum(weight.nbytes for _, weight in tree_flatten(network.parameters()))
+    mx.eval(network.parameters())
+    before = mx.get_active_memory()
+
+    ragged = as_ragged(network, checks=False)
+
+    mx.clear_cache()
+    assert mx.get_active_memory() - before < weights / 10
+    assert ragged.weight_bytes == weights
+    assert [type(part) for part in network.modules()] == own
 
 
 @on_cpu

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.activations import swiglu
 
+from omlx_worker.engine.caches.layout import pages_for
 from omlx_worker.engine.kernels import contested, trial
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.contested import contested_product
@@ -18,6 +19,10 @@ from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.metal import products
 from omlx_worker.engine.kernels.metal.products import is_for, multiply, takes
 from omlx_worker.engine.kernels.plain.products import packed_product
+from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
+from omlx_worker.engine.loading.self_check import difference
+from omlx_worker.engine.models.any_family import AnyFamily
+from tests.helpers.families import tiny
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
 
@@ -182,7 +187,6 @@ def test_layers_that_it_does_not_take_are_left_to_mlx() -> None:
     assert takes(nn.Embedding(64, 256).to_quantized(64, 8))
     assert not takes(nn.Linear(256, 64, bias=False))
     assert not takes(nn.Linear(256, 64, bias=False).to_quantized(32, 4, "mxfp4"))
-    assert not takes(nn.Linear(256, 64).to_quantized(64, 4))
     assert not takes(nn.Linear(192, 64, bias=False).to_quantized(64, 4))
     assert not takes(nn.Linear(256, 64, bias=False).to_quantized(64, 6))
 
@@ -260,3 +264,46 @@ def test_layers_side_by_side_and_a_vocabulary_are_one_product() -> None:
     for mine, other in zip(got, wanted, strict=True):
         assert mx.allclose(mine, other, 1e-4, 1e-4).item()
     assert [result.form for result in contest.results] == ["kernel"] * 3
+
+
+@needs_compiler
+def test_a_bias_comes_after_the_product() -> None:
+    layer, x = case(256, 64, dtype=mx.float32)
+    layer.bias = mx.random.normal((64,))
+    contest = Contest(fixed=True)
+    plain, gated = (contested_product(layer, contest, gated=gated) for gated in (False, True))
+    wanted = layer(x[:8])
+    opened = swiglu(*mx.split(wanted, 2, axis=-1))
+
+    assert mx.allclose(plain(x[:8]), wanted, 1e-4, 1e-4).item()
+    assert mx.allclose(plain(x[:8], wanted), wanted + wanted, 1e-4, 1e-4).item()
+    assert mx.allclose(gated(x[:8], opened), opened + opened, 1e-4, 1e-4).item()
+    assert {result.form for result in contest.results} == {"kernel"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
+def test_all_products_of_a_family_are_the_kernels(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for its experts, and lengths that are no multiple of 64."""
+    network = tiny(family)
+    nn.quantize(
+        network,
+        group_size=32,
+        bits=8,
+        class_predicate=lambda _, part: (
+            isinstance(part, nn.Linear | nn.Embedding) and part.weight.shape[1] % 64 == 0
+        ),
+    )
+    contest = Contest(fixed=True)
+    ragged = AnyFamily(network, Kernels(product=partial(contested_product, contest=contest)))
+
+    assert difference(network, ragged) < 1e-4
+    assert {result.form for result in contest.results} == {"kernel"}
+
+    monkeypatch.delattr(mx, "quantized_matmul")
+    none = mx.zeros((1,), mx.int32)
+    window = Window.at(none, none, 8, own_pages(1, pages_for(TAIL)))
+    tokens, caches = mx.zeros((1, 8), mx.int32), ragged.new_caches(1, TAIL)
+    mx.eval(ragged.logits(ragged.forward(tokens, caches, window, none)))

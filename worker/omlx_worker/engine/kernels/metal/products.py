@@ -172,7 +172,6 @@ def takes(layer: Any) -> bool:
         and layer.bits in (4, 8)
         and layer.group_size in (32, 64, 128)
         and layer.weight.shape[1] % WORDS == 0
-        and "bias" not in layer
     )
 
 

@@ -32,7 +32,7 @@ def product(layer: Any, *, gated: bool = False) -> Product:
             # As matrices: of batches MLX makes a product each, three times as slow with 8 rows.
             rows = mx.addmm(added.flatten(0, -2), x.flatten(0, -2), layer.weight.T)
             return rows.reshape(added.shape)
-        return _finished(apply(x), added, gated=gated)
+        return finished(apply(x), added, gated=gated)
 
     return run
 
@@ -55,10 +55,11 @@ def packed_product(
     """
     packed, scales, biases = weights
     out = mx.quantized_matmul(x, packed, scales, biases, True, group_size, bits)
-    return _finished(out, added, gated=gated)
+    return finished(out, added, gated=gated)
 
 
-def _finished(out: mx.array, added: mx.array | None, *, gated: bool) -> mx.array:
+def finished(out: mx.array, added: mx.array | None, *, gated: bool) -> mx.array:
+    """What comes after a product, see `product`."""
     if gated:
         out = swiglu(*mx.split(out, 2, axis=-1))
     return out if added is None else added + out
