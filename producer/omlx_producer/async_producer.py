@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from array import array
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self, Unpack
 
@@ -15,7 +16,7 @@ from omlx_producer.client.reader import AsyncTokenStream, end_reading, wait_for_
 from omlx_producer.client.stream import RECONNECT_SECONDS, FirstText
 from omlx_producer.connection import connect_async, redis_url
 from omlx_producer.producer import JobHandle, Producer
-from omlx_producer.wire import Completion, ModelInfo
+from omlx_producer.wire import Completion, ModelInfo, Priority, embedding_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,21 @@ class AsyncProducer:
         """See `Producer.submit_many`."""
         jobs = await asyncio.to_thread(self._producer.submit_many, requests, **arguments)
         return [self._handle(job) for job in jobs]
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        model: str | None = None,
+        dimensions: int | None = None,
+        priority: Priority = "default",
+        timeout: float | None = None,
+    ) -> list[array[float]]:
+        """See `Producer.embed`."""
+        requests = embedding_requests(texts, model, dimensions)
+        jobs = await self.submit_many(requests, priority=priority)
+        results = await asyncio.gather(*(job.result(timeout) for job in jobs))
+        return [vector for result in results for vector in result.vectors]
 
     def stream(
         self, job_id: str, cursor: int = 0, *, reconnect_for: float = RECONNECT_SECONDS

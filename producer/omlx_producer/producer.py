@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,14 @@ from omlx_producer.connection import (
     require_client,
     require_suitable,
 )
-from omlx_producer.wire import PRIORITIES, Completion, InvalidRequest, ModelInfo, Priority
+from omlx_producer.wire import (
+    PRIORITIES,
+    Completion,
+    InvalidRequest,
+    ModelInfo,
+    Priority,
+    embedding_requests,
+)
 
 if TYPE_CHECKING:
     from omlx_producer.bulk.library import BatchHandle, BulkArguments, BulkResults, Show
@@ -237,6 +245,36 @@ class Producer:
         for start in range(0, len(jobs), CHUNK):
             enqueue(self.connection, jobs[start : start + CHUNK], times, self._queue, self.group)
         return [JobHandle(job.id, job.queue, self) for job in jobs]
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        model: str | None = None,
+        dimensions: int | None = None,
+        priority: Priority = "default",
+        timeout: float | None = None,
+    ) -> list[array[float]]:
+        """The vector of each text, an array of float32, which NumPy takes as it is.
+
+        For a file of texts there is ``omlx-submit embed``, which can be resumed.
+
+        >>> with Producer(vectors_url) as other:
+        ...     vectors = other.embed(["a cat", "a dog"])
+        >>> [len(vector) for vector in vectors]
+        [4, 4]
+
+        Args:
+            model: may be left out if workers serve exactly one.
+            dimensions: numbers of a vector; by default all that it has.
+            timeout: see `result`; of each 64 texts, which are a job.
+
+        Raises:
+            InvalidRequest: see `submit`.
+            JobError: see `result`.
+        """
+        jobs = self.submit_many(embedding_requests(texts, model, dimensions), priority=priority)
+        return [vector for job in jobs for vector in job.result(timeout).vectors]
 
     @overload
     def run(

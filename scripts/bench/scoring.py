@@ -55,7 +55,7 @@ def by_ragged(decoder: RaggedDecoder, prompts: Sequence[list[int]], together: in
         while chunk:
             left = decoder.prefill(chunk)
             chunk = {name: 512 for name in chunk if left[name]}
-        for name, told in decoder.take_scores().items():
+        for name, told in decoder.take_reports().items():
             scores[int(name)] = [each.logprob or 0.0 for each in told]
     return scores
 

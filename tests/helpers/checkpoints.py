@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.convert import convert
 from mlx_lm.models import llama
 from mlx_lm.utils import _get_classes
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from omlx_worker.engine.models.mtp import with_head
 from tests.helpers.families import config_of, tiny
@@ -75,13 +76,20 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def write_tokenizer(path: Path) -> None:
-    """A byte-level tokenizer: one token a byte, and an end token."""
+def write_tokenizer(path: Path, *, ends_texts: bool = False) -> None:
+    """A byte-level tokenizer: one token a byte, and an end token.
+
+    Args:
+        ends_texts: whether the end token follows each text, and there are no chats.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([EOS])
+    if ends_texts:
+        end = (EOS, tokenizer.token_to_id(EOS))
+        tokenizer.post_processor = processors.TemplateProcessing(f"$A {EOS}", None, [end])
     tokenizer.save(str(path / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -91,6 +99,9 @@ def write_tokenizer(path: Path) -> None:
             "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
         ),
     }
+    if ends_texts:
+        del config["chat_template"]
+        config["pad_token"] = EOS
     (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
@@ -193,6 +204,90 @@ def write_llama(path: Path, seed: int = 0) -> Path:
     """A Llama, which has no head."""
     mx.random.seed(seed)
     return _write(path, llama.Model(llama.ModelArgs.from_dict(LLAMA)), LLAMA)
+
+
+EMBEDDING: dict[str, dict[str, Any]] = {
+    "qwen3": LLAMA
+    | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+    | {"rope_theta": 1_000_000.0},
+    "gemma3_text": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3TextModel"],
+        "hidden_size": 60,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 257,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+        "_sliding_window_pattern": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "max_position_embeddings": 512,
+        "use_bidirectional_attention": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}
+"""Configurations of models of embeddings. The square root of 60 is no number of bfloat16."""
+
+VECTOR = {"qwen3": 64, "gemma3_text": 60}
+"""Numbers of their vectors."""
+
+
+def write_embedding(path: Path, family: str = "qwen3", *, nested: bool = False) -> Path:
+    """A model of embeddings with random weights, as sentence-transformers saves it.
+
+    Args:
+        nested: whether its tensors have the names that mlx-lm gives them.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    mx.random.seed(0)
+    config = EMBEDDING[family]
+    model_class, args = _get_classes(config)
+    weights = {
+        name if nested else name.removeprefix("model."): weight
+        for name, weight in _scaled(model_class(args.from_dict(config)).parameters(), 2.0)
+        if not name.startswith("lm_head.")
+    }
+    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    size, mean = config["hidden_size"], family == "gemma3_text"
+    pooling = {
+        "word_embedding_dimension": size,
+        "pooling_mode_mean_tokens": mean,
+        "pooling_mode_lasttoken": not mean,
+        "include_prompt": True,
+    }
+    modules = [("Transformer", "", {}), ("Pooling", "1_Pooling", pooling)]
+    if mean:
+        for name, sizes in (("2_Dense", (size, 96)), ("3_Dense", (96, size))):
+            dense = {"in_features": sizes[0], "out_features": sizes[1], "bias": False}
+            dense["activation_function"] = "torch.nn.modules.linear.Identity"
+            modules.append(("Dense", name, dense))
+    modules.append(("Normalize", f"{len(modules)}_Normalize", {}))
+    for kind, folder, settings in modules[1:]:
+        (path / folder).mkdir(exist_ok=True)
+        (path / folder / "config.json").write_text(json.dumps(settings))
+        if kind == "Dense":
+            weight = mx.random.normal((settings["out_features"], settings["in_features"])) * 0.1
+            mx.save_safetensors(str(path / folder / "model.safetensors"), {"linear.weight": weight})
+    write_modules(path, [(kind, folder) for kind, folder, _ in modules])
+    write_tokenizer(path, ends_texts=True)
+    return path
+
+
+def write_modules(path: Path, modules: Sequence[tuple[str, str]]) -> None:
+    """Name the modules of a model of embeddings, each with its folder."""
+    listed = [
+        {"idx": n, "name": str(n), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for n, (kind, folder) in enumerate(modules)
+    ]
+    (path / "modules.json").write_text(json.dumps(listed))
 
 
 def write_family(path: Path, family: str) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from omlx_producer.wire import (
     PromptLogprob,
     RepetitionDetection,
 )
+from omlx_producer.wire.embedding import require_kind
 from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.row import Emission, Known, Row, Said, Sampling
@@ -44,6 +46,11 @@ def calls_of(request: GenerationRequest) -> ReplyForm:
     return ReplyForm(Markup(think_start="?", think_end="m", call_start="x", thinks=True), read)
 
 
+def vector_of(tokens: int, size: int) -> bytes:
+    """The vector of a text of so many tokens."""
+    return array("f", range(tokens, tokens + size)).tobytes()
+
+
 GOES_ROUND = "round and round"
 BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "break-prepare"
 
@@ -60,9 +67,18 @@ class _State:
 
 
 class FakeEngine:
-    def __init__(self, max_rows: int = 16, step_seconds: float = 0.0) -> None:
+    """
+    Args:
+        vector_size: numbers of its vectors; 0 generates.
+    """
+
+    def __init__(self, max_rows: int = 16, step_seconds: float = 0.0, vector_size: int = 0) -> None:
         self.info = ModelInfo(
-            model="fake", context_length=CONTEXT, longest_token=1, system_fingerprint="fp_fake"
+            model="fake",
+            context_length=CONTEXT,
+            longest_token=1,
+            system_fingerprint="fp_fake",
+            vector_size=vector_size,
         )
         self.max_rows = max_rows
         self.max_depth = self.own_depth = 0
@@ -78,6 +94,16 @@ class FakeEngine:
         self.most_rows = 0
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        require_kind(request.reads, request.model, self.info)
+        if request.input is not None:
+            size = request.dimensions or self.info.vector_size
+            prompts = [
+                list(map(ord, text)) if isinstance(text, str) else text for text in request.texts
+            ]
+            return [
+                Row(f"{job_id}:{index}", prompt, 0, Sampling(), vector=size)
+                for index, prompt in enumerate(prompts)
+            ]
         text = (
             request.prompt
             if isinstance(request.prompt, str)
@@ -142,11 +168,18 @@ class FakeEngine:
             state.unread -= tokens[row_id]
         return {row_id: state.unread for row_id, state in states.items()}
 
-    def scored(self) -> list[Emission]:
-        """A token's log-probability is minus its id; the likeliest are always a, b and c."""
+    def reported(self) -> list[Emission]:
+        """A token's log-probability is minus its id; the likeliest are always a, b and c.
+
+        A vector counts up from the number of its tokens.
+        """
         told = []
         for state in self._present:
             row = state.row
+            if row.vector and not state.unread:
+                vector = vector_of(len(row.prompt), row.vector)
+                told.append(Emission(row.row_id, [], "", finish_reason="stop", vector=vector))
+                del self.states[row.row_id]
             if row.prompt_logprobs is None or state.unread or state.scored:
                 continue
             state.scored = True

@@ -22,6 +22,7 @@ class TableModel:
     dtype = mx.float32
     weight_bytes = 0
     drafts = pads = True
+    embedder = None
     slow_parts: Sequence[str] = ()
 
     def __init__(self, closeness: float) -> None:

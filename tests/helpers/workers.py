@@ -140,12 +140,13 @@ def running_worker(
     *,
     max_rows: int = 16,
     step_seconds: float = 0.0,
+    vector_size: int = 0,
     burst: bool = False,
     machine: Mac | None = None,
     **options: Any,
 ) -> Iterator[GenerationWorker]:
     """A worker on a thread; stopped at once when the block ends before it does."""
-    engine = FakeEngine(max_rows, step_seconds)
+    engine = FakeEngine(max_rows, step_seconds, vector_size)
     connection = Redis.from_url(url)
     settings = WorkerSettings(model_alias=ALIAS, **options)
     worker = GenerationWorker(settings, lambda: engine, connection=connection, machine=machine)

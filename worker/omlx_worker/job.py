@@ -54,6 +54,7 @@ class WrittenChoice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprob] | None = None
+    vector: bytes | None = None
     reasoning_tokens: int = 0
     finish_reason: FinishReason | None = None
     sent: Place = (0, 0, 0)
@@ -80,6 +81,7 @@ class WrittenChoice:
         self.logprobs += emission.logprobs or ()
         self.marks += emission.marks
         self.prompt_logprobs = emission.prompt_logprobs or self.prompt_logprobs
+        self.vector = emission.vector or self.vector
         self.reasoning_tokens = emission.reasoning_tokens
         self.finish_reason = emission.finish_reason or self.finish_reason
 
@@ -225,7 +227,9 @@ class ActiveJob:
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self.choices[0].row.request.prompt)
+        """Those of the prompt, which all choices share, or of all texts of ``input``."""
+        lengths = [len(row.request.prompt) for row in self.rows]
+        return lengths[0] if self.request.input is None else sum(lengths)
 
     @property
     def cached_tokens(self) -> int:

@@ -61,8 +61,9 @@ class TokenCounter:
     def count(self, row: Row) -> int:
         """Tokens of a row's prompt."""
         request = row.request
-        if isinstance(request.prompt, list):
-            return len(request.prompt)
+        tokens = [len(text) for text in request.texts if isinstance(text, list)]
+        if tokens:
+            return sum(tokens)
         if request.model not in self._lengths:
             self._lengths[request.model] = self._load(request.model)
         length = self._lengths[request.model]

@@ -31,7 +31,7 @@ CANCELLED = "cancelled"
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 # A field that holds a prompt.
-_PROMPT = re.compile(r"messages(\[\d+\]\.content)?|prompt")
+_PROMPT = re.compile(r"messages(\[\d+\]\.content)?|prompt|input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,11 @@ class Row:
     @property
     def characters(self) -> int:
         """Characters of the prompt."""
-        prompt = self.request.prompt
-        if isinstance(prompt, list):
-            return TOKEN_CHARACTERS * len(prompt)
-        if prompt is not None:
-            return len(prompt)
-        return sum(message.characters for message in self.request.messages or ())
+        texts = sum(
+            len(text) * (1 if isinstance(text, str) else TOKEN_CHARACTERS)
+            for text in self.request.texts
+        )
+        return texts + sum(message.characters for message in self.request.messages or ())
 
     @property
     def most_tokens(self) -> int:
@@ -270,11 +269,8 @@ def digest_of(custom_id: str | None, content: Any) -> str:
 
 def prompt_text(request: GenerationRequest) -> str:
     """The whole prompt as text, in the order in which the model reads it."""
-    if isinstance(request.prompt, list):
-        return " ".join(map(str, request.prompt))
-    if request.prompt is not None:
-        return request.prompt
-    return "".join(message.text for message in request.messages or ())
+    parts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in request.texts]
+    return "".join([*parts, *(message.text for message in request.messages or ())])
 
 
 def as_document(result: RowResult) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from omlx_producer.client.models import (
     only_model,
     require_fit,
     require_known,
+    require_served,
     require_template,
     takes_chats,
 )
@@ -479,6 +480,7 @@ class RowMaker:
     def _check(self, fields: dict[str, Any], columns: str) -> GenerationRequest:
         try:
             request = GenerationRequest.parse(fields)
+            require_served(request, self._models)
             require_fit(request, self._models)
         except InvalidRequest as error:
             if columns and is_of_prompt(error.field):

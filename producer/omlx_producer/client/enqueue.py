@@ -291,8 +291,6 @@ def _fill(
 
 def _describe(request: GenerationRequest) -> str:
     """A line for dashboards. RQ's default would hold the whole request a second time."""
-    if isinstance(request.prompt, list):
-        text = counted(len(request.prompt), "token")
-    else:
-        text = request.prompt or (request.messages or [])[-1].text
+    first = request.texts[0] if request.texts else (request.messages or [])[-1].text
+    text = first if isinstance(first, str) else counted(len(first), "token")
     return f"{request.model}: {' '.join(text[:DESCRIPTION_CHARACTERS].split())}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from omlx_producer.wire import (
+    EncodingFormat,
     Message,
     Priority,
     ReasoningEffort,
@@ -29,6 +30,9 @@ class RequestFields(TypedDict, total=False):
     model: str | None
     messages: list[Message] | list[dict[str, Any]] | None
     prompt: str | list[int] | None
+    input: str | list[int] | list[str] | list[list[int]] | None
+    dimensions: int | None
+    encoding_format: EncodingFormat | None
     max_tokens: int | None
     max_completion_tokens: int | None
     thinking_token_budget: int | None

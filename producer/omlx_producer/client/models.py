@@ -14,6 +14,7 @@ from redis.utils import str_if_bytes
 from omlx_producer.client.workers import read_workers
 from omlx_producer.errors import InvalidRequest, ModelNotFound
 from omlx_producer.wire import MODELS_KEY, GenerationRequest, ModelInfo
+from omlx_producer.wire.embedding import require_kind
 
 Fields = GenerationRequest | Mapping[str, Any]
 
@@ -96,6 +97,16 @@ def takes_chats(models: Mapping[str, ModelInfo], alias: str) -> bool:
     return info is None or info.chat_template
 
 
+def require_served(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
+    """Check that vectors are asked of a model that makes them, and text of one that generates it.
+
+    Raises:
+        InvalidRequest: names the field, the model and the remedy.
+    """
+    if info := models.get(request.model):
+        require_kind(request.reads, request.model, info)
+
+
 def require_template(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
     """Check that a chat goes to a model with a chat template.
 
@@ -121,19 +132,18 @@ def require_fit(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> 
     info = models.get(request.model)
     if info is None:
         return
-    if isinstance(request.prompt, list):
-        field, what, tokens = "prompt", "", len(request.prompt)
-    else:
-        field = "messages" if request.prompt is None else "prompt"
-        text = request.prompt or "".join(message.text for message in request.messages or ())
-        tokens = -(-len(text) // info.longest_token)
-        what = f"{len(text)} characters, which are at least "
-    if tokens > info.context_length:
-        raise InvalidRequest(
-            field,
-            f"got {what}{tokens} tokens",
-            f"give at most the {info.context_length} tokens of the context of {request.model}",
-        )
+    chat = "".join(message.text for message in request.messages or ())
+    for text in request.texts or [chat]:
+        what, tokens = "", len(text)
+        if isinstance(text, str):
+            tokens = -(-len(text) // info.longest_token)
+            what = f"{len(text)} characters, which are at least "
+        if tokens > info.context_length:
+            raise InvalidRequest(
+                request.reads,
+                f"got {what}{tokens} tokens",
+                f"give at most the {info.context_length} tokens of the context of {request.model}",
+            )
 
 
 def check(
@@ -151,6 +161,7 @@ def check(
             request = _parse(given, models)
             if require_known_model:
                 require_known(request, models)
+            require_served(request, models)
             require_template(request, models)
             require_fit(request, models)
         except InvalidRequest as error:

@@ -31,9 +31,12 @@ _SHORTER = {
     "thinking_token_budget": "--thinking-budget",
     "n": "-n",
 }
-# Those of scores are in no text. The others have options of their own.
+# Those of scores and vectors are in no text. The others have options of their own.
 _LEFT_OUT = frozenset(
-    {"prompt_logprobs", "echo", "parallel_tool_calls", "model", "prompt", "stream"}
+    {
+        *("prompt_logprobs", "echo", "parallel_tool_calls", "model", "prompt", "stream"),
+        *("input", "dimensions", "encoding_format"),
+    }
 )
 
 output_option = option(

@@ -37,7 +37,7 @@ A terminal event appears together with the job's new status and its result. Othe
 without an event; then status and result stand for it.
 
 The result (``job.return_value()``) is an OpenAI response body: a ``chat.completion`` for
-``messages``, a ``text_completion`` for ``prompt``.
+``messages``, a ``text_completion`` for ``prompt``, a ``list`` of embeddings for ``input``.
 
 Rows of batches are described in `omlx_producer.bulk.batch`.
 """
@@ -47,6 +47,7 @@ from __future__ import annotations
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message, TextPart
 from omlx_producer.wire.completion import Completion, answer_text
+from omlx_producer.wire.embedding import EncodingFormat, embedding_requests
 from omlx_producer.wire.events import (
     Alternative,
     CancelledEvent,
@@ -123,6 +124,7 @@ __all__ = [
     "CompletionTokensDetails",
     "Constraint",
     "DoneEvent",
+    "EncodingFormat",
     "FailedEvent",
     "FinishReason",
     "FunctionCall",
@@ -155,6 +157,7 @@ __all__ = [
     "ToolChoiceOption",
     "Usage",
     "answer_text",
+    "embedding_requests",
     "ended_key",
     "events_key",
     "parse_event",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 
+from omlx_producer.wire.embedding import read_vector
 from omlx_producer.wire.events import FinishReason, ToolCall, Usage, Wire
 
 
@@ -55,6 +57,15 @@ class Choice(Wire):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
+class _Embedding(Wire):
+    embedding: str | list[float]
+
+
+class _Vectors(Wire):
+    data: list[_Embedding] = Field(min_length=1)
+    usage: Usage
+
+
 class _Body(Wire):
     choices: list[Choice] = Field(min_length=1)
     usage: Usage
@@ -71,13 +82,14 @@ def answer_text(choice: Mapping[str, Any]) -> str:
 
 
 class Completion(dict[str, Any]):
-    """The result of a job: a ``chat.completion`` for ``messages``, else a ``text_completion``.
+    """The result of a job: a ``chat.completion`` for ``messages``, a ``text_completion`` for a
+    ``prompt``, a ``list`` of embeddings for ``input``.
 
     It is the response body itself, a dict that `json.dumps` takes. The attributes show what the
     body held when it was read.
 
     Attributes:
-        choices: the answers, by index.
+        choices: the answers, by index; none for ``input``.
         usage: the token counts of all choices together.
 
     Raises:
@@ -91,10 +103,22 @@ class Completion(dict[str, Any]):
     """
 
     def __init__(self, body: dict[str, Any]) -> None:
-        parsed = _Body.model_validate(body)
+        embeds = isinstance(body, dict) and "data" in body
+        parsed = (_Vectors if embeds else _Body).model_validate(body)
         super().__init__(body)
-        self.choices: list[Choice] = parsed.choices
+        self.choices: list[Choice] = getattr(parsed, "choices", [])
         self.usage: Usage = parsed.usage
+        self._data: list[_Embedding] = getattr(parsed, "data", [])
+
+    @property
+    def vectors(self) -> list[array[float]]:
+        """The vectors of the texts of ``input``, each an array of float32, which
+        NumPy takes as it is.
+
+        Raises:
+            ValueError: if they cannot be read.
+        """
+        return [read_vector(each.embedding) for each in self._data]
 
     @property
     def text(self) -> str:

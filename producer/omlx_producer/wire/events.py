@@ -389,6 +389,7 @@ class ModelInfo(Wire):
             Workers that run announce it every 15 seconds; older ones leave this out.
         chat_template: whether the checkpoint has one, so that it takes messages. Older workers
             leave it out.
+        vector_size: numbers of its vectors; 0 if it generates text.
 
     >>> [info.context_length for info in producer.models().values()]
     [10000]
@@ -401,3 +402,4 @@ class ModelInfo(Wire):
     system_fingerprint: str | None = None
     announced_at: float = 0.0
     chat_template: bool = True
+    vector_size: int = 0

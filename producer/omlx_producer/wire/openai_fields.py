@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from omlx_producer.errors import InvalidRequest, shown
+from omlx_producer.wire.embedding import require_texts
+from omlx_producer.wire.json_limits import require_few_values
 
 IGNORED = frozenset(
     {
@@ -68,7 +70,9 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     Raises:
         InvalidRequest: names the field; so do the functions below.
     """
+    require_few_values(fields)
     kept = _counting(fields, IGNORED, REFUSED)
+    require_texts(kept.get("input"))
     scores = "prompt_logprobs" in kept or (kept.get("echo") and kept.get("logprobs") is not None)
     for name in ("max_tokens", "max_completion_tokens"):
         if not scores and type(kept.get(name)) is int and kept[name] == 0:

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message
-from omlx_producer.wire.json_limits import require_few_values
+from omlx_producer.wire.embedding import MAX_TEXTS, EncodingFormat, require_reading
 from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
 from omlx_producer.wire.remedy import Remedy
@@ -43,6 +43,7 @@ ModelAlias = Annotated[
     Remedy("a model's alias, 1 to 200 letters, digits and any of . _ @ / -"),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -79,6 +80,8 @@ class GenerationRequest(RequestPart):
     The worker makes a missing seed from the job id, so a retry gives the same text. Drafts change
     neither the distribution nor the text of a seeded request.
 
+    ``input`` asks for vectors of texts and for no text; it goes with few other fields.
+
     ``prompt_logprobs`` scores the prompt, as ``echo`` with ``logprobs`` does; then
     ``max_completion_tokens`` may be 0, and ``n`` must be 1.
 
@@ -95,13 +98,37 @@ class GenerationRequest(RequestPart):
         Remedy('a list of messages such as {"role": "user", "content": "Hello"}'),
     ] = Field(default=None, description="A chat.")
     prompt: Annotated[
-        Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+        Prompt
         | Annotated[
             list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS, fail_fast=True)
         ]
         | None,
         Remedy(f"text of 1 to {MAX_PROMPT_CHARACTERS} characters or a list of token ids"),
     ] = Field(default=None, description="A text that goes on, or its tokens.")
+    input: Annotated[
+        Prompt
+        | Annotated[
+            list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS, fail_fast=True)
+        ]
+        | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+        | Annotated[
+            list[
+                Annotated[
+                    list[TokenId],
+                    Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS, fail_fast=True),
+                ]
+            ],
+            Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True),
+        ]
+        | None,
+        Remedy(f"a text or its token ids, or a list of up to {MAX_TEXTS} of them"),
+    ] = Field(default=None, description="Texts to make vectors of.")
+    dimensions: int | None = Field(
+        default=None, ge=1, lt=2**31, description="Numbers of a vector; else all that it has."
+    )
+    encoding_format: EncodingFormat | None = Field(
+        default=None, description="How a vector is written; else base64, over HTTP float."
+    )
     max_completion_tokens: Annotated[int | None, Remedy("a whole number from 1 to 2147483647")] = (
         Field(
             default=None,
@@ -231,13 +258,16 @@ class GenerationRequest(RequestPart):
     def _fold_openai(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        require_few_values(data)
-        if isinstance(kwargs := data.get("chat_template_kwargs"), dict):
+        kept = fold_request(data)
+        if isinstance(kwargs := kept.get("chat_template_kwargs"), dict):
             json_text("chat_template_kwargs", kwargs)
-        return fold_request(data)
+        return kept
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        require_reading(self.model_fields_set, reads=self.input is not None)
+        if self.input is not None:
+            return self
         if self.messages is None and self.prompt is None:
             raise InvalidRequest("prompt", "missing", "give a prompt or messages")
         if self.messages is None and self.thinking_token_budget is not None:
@@ -322,6 +352,23 @@ class GenerationRequest(RequestPart):
         return self
 
     @property
+    def reads(self) -> str:
+        """The field of what is read."""
+        if self.input is not None:
+            return "input"
+        return "prompt" if self.messages is None else "messages"
+
+    @property
+    def texts(self) -> list[str | list[int]]:
+        """What is read and is no chat: the prompt, or the texts to make vectors of."""
+        given = self.prompt if self.input is None else self.input
+        if given is None:
+            return []
+        if isinstance(given, str) or isinstance(given[0], int):
+            return [given]
+        return [*given]
+
+    @property
     def constraint(self) -> Constraint | None:
         """What the text must match; None for free text. Calls of tools are not in it."""
         form = self.structured_outputs or self.response_format
@@ -342,6 +389,8 @@ class GenerationRequest(RequestPart):
     @property
     def most_tokens(self) -> int:
         """The most tokens of a choice, as far as a producer knows."""
+        if self.input is not None:
+            return 0
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return DEFAULT_MAX_TOKENS if self.messages is None else DEFAULT_CHAT_TOKENS

@@ -31,16 +31,26 @@ def methods(kind: type) -> dict[str, Any]:
 def names(
     _session_server: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    """What examples may use: the package's names, a producer with a worker, and an output."""
-    url = _session_server.url
+    """What examples may use: the package's names, a producer with a worker, and an output.
+
+    A worker that makes vectors has a database of its own.
+    """
+    url, vectors_url = (f"{_session_server.url.rsplit('/', 1)[0]}/{number}" for number in (0, 1))
     with redis.Redis.from_url(url) as connection, pytest.MonkeyPatch.context() as patch:
         connection.flushall()
         patch.setenv("OMLX_QUEUE_REDIS_URL", url)
-        with running_worker(url), Producer(url) as producer:
+        with (
+            running_worker(url),
+            running_worker(vectors_url, vector_size=4),
+            Producer(url) as producer,
+            redis.Redis.from_url(vectors_url) as vectors,
+        ):
             wait_for_model(connection)
+            wait_for_model(vectors)
             public = {name: getattr(omlx_producer, name) for name in omlx_producer.__all__}
             output = tmp_path_factory.mktemp("run") / "results.jsonl"
             own = {"producer": producer, "redis_url": url, "output": output}
+            own["vectors_url"] = vectors_url
             yield {**public, **own, "asyncio": asyncio}
 
 

@@ -103,6 +103,7 @@ def test_a_result_of_an_older_worker_has_no_cached_tokens() -> None:
         ({}, "choices: Field required"),
         ({**TEXT, "choices": []}, "choices: List should have at least 1 item"),
         ({**TEXT, "choices": [{"index": 0, "finish_reason": "stop"}]}, "choices.0.text: "),
+        ({"object": "list", "data": [], "usage": USAGE}, "data: List should have at least 1 item"),
         ({**TEXT, "usage": {"prompt_tokens": 3}}, "usage.completion_tokens: Field required"),
     ],
 )

@@ -163,9 +163,9 @@ class DecodeLoop:
         # The first step of a row reads the last token of its prompt.
         self.counters.prompt_tokens += sum(tokens.values()) + list(left.values()).count(0)
         self._scheduler.read(action, left, seconds if timed else None)
-        if all(row.left or row.request.prompt_logprobs is None for row in action.rows):
+        if all(row.left or not row.request.reports for row in action.rows):
             return []
-        emissions = self._engine.scored()
+        emissions = self._engine.reported()
         for emission in emissions:
             row = self._scheduler.get(emission.row_id)
             if row is not None and emission.finish_reason is not None:

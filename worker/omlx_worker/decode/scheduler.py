@@ -259,6 +259,8 @@ class Scheduler:
 
     def _chunk_of(self, row: DecodeRow, left: int) -> int:
         """Tokens of a row's prompt to read at a time, with ``left`` of them to read."""
+        if row.request.whole:
+            return row.left
         return self._chunks.chunk(row.context, self._hurried, left)
 
     def _victim(self) -> DecodeRow | None:

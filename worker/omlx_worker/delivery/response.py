@@ -1,4 +1,4 @@
-"""The OpenAI response body of a finished job: for messages a chat completion, else a text one."""
+"""The OpenAI response body of a finished job: a chat, text completion, or vectors of texts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from omlx_producer.wire import (
+    Completion,
     DoneEvent,
     InvalidRequest,
     PromptLogprob,
     ToolCall,
     Usage,
 )
-from omlx_producer.wire.completion import Completion
+from omlx_producer.wire.embedding import embedding_body
 from omlx_producer.wire.events import TextLogprobs
 from omlx_producer.wire.markup import read
 from omlx_producer.wire.responses import response_of
@@ -41,7 +42,7 @@ def finished(job: ActiveJob) -> Ending:
     ending = Ending("finished", event, body, published=job.sent, row_body=row_body)
     # Base64 writes 4 characters for 3 bytes.
     if (size := len(ending.payload) // 4 * 3) > MAX_RESULT_BYTES:
-        remedy = "ask for fewer choices or fewer tokens"
+        remedy = "ask for fewer choices, tokens or texts"
         refused = InvalidRequest("request", f"its answers {too_long(size)}", remedy)
         return Failed.refusing(refused).ending(job.id, event.n)
     return ending
@@ -49,6 +50,10 @@ def finished(job: ActiveJob) -> Ending:
 
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
     """The result of a finished job."""
+    if job.request.input is not None:
+        vectors = [choice.vector or b"" for choice in job.choices]
+        encoding, told = job.request.encoding_format, usage.model_dump()
+        return embedding_body(job.request.model, vectors, encoding, told)
     chat = job.request.messages is not None
     asked = job.request.logprobs
     scores: dict[str, Any] = {}

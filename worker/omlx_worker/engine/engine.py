@@ -109,9 +109,9 @@ class DecodingEngine:
         left = self.decoder.prefill(running, keep) if running else {}
         return dict.fromkeys(tokens, 0) | left
 
-    def scored(self) -> list[Emission]:
-        scores = self.decoder.take_scores()
-        emissions = [self._rows[row_id].scored(each) for row_id, each in scores.items()]
+    def reported(self) -> list[Emission]:
+        reports = self.decoder.take_reports()
+        emissions = [self._rows[row_id].read(each) for row_id, each in reports.items()]
         for emission in emissions:
             if emission.finish_reason is not None:
                 del self._rows[emission.row_id]

@@ -144,7 +144,7 @@ class SerialDecoder:
                 return [step]
         return []
 
-    def take_scores(self) -> dict[str, list[Scored]]:
+    def take_reports(self) -> dict[str, list[Scored]]:
         return {}
 
     def remove(self, row_id: str) -> None:

@@ -120,7 +120,7 @@ def test_an_echo_tells_the_log_probability_of_the_stop_token_too(engine: Decodin
         tokens = [token for emission in emissions for token in emission.tokens]
         told = [entry.token_id for emission in emissions for entry in emission.logprobs or ()]
         assert told == tokens + [stop] * echo
-        engine.scored()
+        engine.reported()
 
 
 def test_a_stop_token_is_not_among_the_rows_tokens(engine: DecodingEngine) -> None:

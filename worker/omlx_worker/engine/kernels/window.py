@@ -38,6 +38,7 @@ class Window:
             None for a step.
         longest: of prompts, the longest body length.
         even: of prompts, whether all body lengths are equal.
+        both_ways: of whole prompts, whether every token sees those after it too.
     """
 
     cursors: mx.array
@@ -49,6 +50,7 @@ class Window:
     lengths: mx.array | None = None
     longest: int = 0
     even: bool = False
+    both_ways: bool = False
     _masks: dict[tuple[int, int], tuple[mx.array, mx.array]] = field(default_factory=dict)
 
     @classmethod
@@ -96,7 +98,8 @@ class Window:
         """What each query may see of the bodies and of the tail; made once for all layers.
 
         Args:
-            sliding: how many of the latest positions, its own included; 0 for all.
+            sliding: how many of the latest positions, its own included; 0 for all. Of a window
+                that sees both ways half as many to each side, and its own.
             ring: positions of a layer's bodies, at most; 0 for all.
 
         Returns:
@@ -131,6 +134,11 @@ class Window:
 
     def _masked(self, sliding: int, ring: int) -> tuple[mx.array, mx.array]:
         places = mx.arange(self.tail)
+        if self.both_ways and self.lengths is not None:
+            seen = places < self.lengths[:, None, None, None]
+            if sliding:
+                seen = seen & (mx.abs(places - self.index) <= sliding // 2)
+            return seen[..., :0], seen
         tail = places <= self.index
         length = self.body_lengths[:, None, None, None]
         # The first tail index that each query sees; below 0 it sees some of the body too.

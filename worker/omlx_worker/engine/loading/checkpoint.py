@@ -21,7 +21,10 @@ from omlx_worker.engine.rows.interface import ModelError
 DEMO = "demo"
 
 WEIGHTS = "model*.safetensors"
-_BESIDE = ("*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt")
+_BESIDE = (
+    *("*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt"),
+    "*_Dense/model.safetensors",
+)
 
 _BASE_MODEL = re.compile(r"""^base_model:\s+(?:-\s+)?["']?([\w.-]+/[\w.-]+)""", re.MULTILINE)
 

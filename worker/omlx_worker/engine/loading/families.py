@@ -12,6 +12,7 @@ from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.self_check import check
 from omlx_worker.engine.models.any_family import AnyFamily
+from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
 
@@ -23,6 +24,7 @@ def as_ragged(
     kernels: Kernels | None = None,
     contest: Contest | None = None,
     checks: bool = True,
+    embedder: Embedder | None = None,
 ) -> RaggedModel:
     """The ragged form of a loaded model.
 
@@ -32,6 +34,7 @@ def as_ragged(
         contest: where those of a GPU compete; None for the process's own.
         checks: whether to compare it with the model's own forward, on these weights and this
             device.
+        embedder: see `RaggedModel`. What is checked sees back alone.
 
     Raises:
         Unsupported: if it has none, or the two disagree.
@@ -44,4 +47,6 @@ def as_ragged(
         ragged = AnyFamily(network, kernels)
     if checks:
         check(network, ragged)
+    if isinstance(ragged, AnyFamily):
+        ragged.embedder = embedder
     return ragged

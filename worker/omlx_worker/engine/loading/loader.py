@@ -22,6 +22,7 @@ from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.loading.checkpoint import resolve
+from omlx_worker.engine.loading.embedding import Embedder, embeds, nested, prepare, read_embedder
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
@@ -86,7 +87,13 @@ def load_engine(
             draft for it.
     """
     path = resolve(model)
+    embedding = embeds(path)
+    if embedding:
+        depth, lookup, prefixes = 0, 0, None
+        if fixed:
+            raise ModelError(f"--fixed-shapes: leave it out, because {model} makes vectors")
     network, tokenizer, config = load(path, graft=graft if depth else None)
+    embedder = read_embedder(path, config) if embedding else None
     head: MTPHead | None = getattr(network, "mtp", None)
     if not depth:
         draft_model = None
@@ -100,7 +107,9 @@ def load_engine(
         else None
     )
     contest = Contest(kernels_dir, fixed=fixed)
-    decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes, contest)
+    decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes, contest, embedder)
+    if embedder and decoder.reason:
+        raise ModelError(f"--model {model}: no vectors can be made with it, for {decoder.reason}")
     if fixed and decoder.reason:
         raise ModelError(f"--fixed-shapes: leave it out, because {decoder.reason}")
     info = ModelInfo(
@@ -110,13 +119,14 @@ def load_engine(
         draft_depth=decoder.max_depth,
         system_fingerprint=fingerprint_of(path),
         chat_template=tokenizer.has_chat_template,
+        vector_size=embedder.size if embedder else 0,
     )
     defaults = _defaults(path)
     grammars = None
     if isinstance(decoder, RaggedDecoder):
         # The config may tell of fewer.
         vocabulary = decoder.vocabulary
-        grammars = Grammars(tokenizer, vocabulary)
+        grammars = None if embedder else Grammars(tokenizer, vocabulary)
     else:
         vocabulary = config.get("text_config", config).get("vocab_size") or len(tokenizer)
     prompters = Prompters(
@@ -129,6 +139,7 @@ def load_engine(
             grammars=grammars,
             chat_tokens=chat_tokens,
             thinking_budget=thinking_budget,
+            whole=bool(embedder and embedder.both_ways),
         )
         for _ in range(PREPARED_AT_ONCE)
     )
@@ -139,7 +150,7 @@ def load_engine(
         family, decoder, tokenizer, prompters.rows, info, max_rows, draft_model, repeats=fixed
     )
     engine.contest = contest
-    if isinstance(decoder, RaggedDecoder):
+    if isinstance(decoder, RaggedDecoder) and not embedder:
         engine.shapes = WarmUp(decoder, contest, 1 if fixed else max_rows)
     if depth and not draft_model and not decoder.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
@@ -171,7 +182,18 @@ def load(
     if not (path / "config.json").is_file():
         raise ModelError(f"{option} {path}: no checkpoint, for it has no config.json; give another")
     try:
-        network, config = load_model(path, get_model_classes=classes_with_head)
+        if embeds(path):
+            # Nothing is scored, so the network has no weights for that.
+            network, config = load_model(
+                path,
+                model_config={"tie_word_embeddings": True},
+                get_model_classes=lambda config: (
+                    nested((kinds := _get_classes(config))[0]),
+                    kinds[1],
+                ),
+            )
+        else:
+            network, config = load_model(path, get_model_classes=classes_with_head)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(
@@ -184,6 +206,8 @@ def load(
     if mx.default_device() == mx.cpu:
         network.set_dtype(mx.float32)
         mx.eval(network.parameters())
+    if embeds(path):
+        prepare(network)
     return network, tokenizer, config
 
 
@@ -235,6 +259,7 @@ def decoder_of(
     lookup: int = 0,
     make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
     contest: Contest | None = None,
+    embedder: Embedder | None = None,
 ) -> Decoder:
     """The ragged batch if the model has that form, else mlx-lm's `generate_step`.
 
@@ -243,12 +268,14 @@ def decoder_of(
         lookup: see `load_engine`.
         make_prefixes: makes the prefix cache; None for none.
         contest: see `as_ragged`; with fixed forms, the batch has fixed shapes.
+        embedder: of a model that makes vectors.
 
     Raises:
         ModelError: if ``draft`` cannot draft for the model, or mlx-lm cannot generate with it.
     """
     try:
-        ragged = as_ragged(network, drafts=depth > 0 and draft is None, contest=contest)
+        drafts = depth > 0 and draft is None
+        ragged = as_ragged(network, drafts=drafts, contest=contest, embedder=embedder)
     except Unsupported as reason:
         if draft is not None:
             raise ModelError(

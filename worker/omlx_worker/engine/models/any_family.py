@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,7 @@ from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
@@ -96,11 +97,15 @@ class AnyFamily:
     Args:
         kernels: the forms of its layers' parts.
 
+    Attributes:
+        embedder: see `RaggedModel`. Set before the first window.
+
     Raises:
         Unsupported: if its layers keep something else than keys and values or recurrent states.
     """
 
     drafts = False
+    embedder: Embedder | None = None
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
         layers = make_prompt_cache(model)
@@ -150,6 +155,8 @@ class AnyFamily:
         accepted: mx.array,
     ) -> mx.array:
         """Run one window: ``[S, W]`` tokens to what `logits` takes."""
+        if self.embedder and self.embedder.both_ways:
+            window = replace(window, both_ways=True)
         views = [
             LayerView(cache, window)
             if isinstance(cache, AttentionCache)

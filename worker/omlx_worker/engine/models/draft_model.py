@@ -29,6 +29,7 @@ class WithDraftModel:
     """
 
     drafts = True
+    embedder = None
 
     def __init__(self, target: RaggedModel, draft: RaggedModel) -> None:
         if not all(isinstance(cache, AttentionCache) for cache in draft.new_caches(1, TAIL)):

@@ -31,6 +31,8 @@ class RaggedQwen35:
         kernels: the forms of its layers' parts.
     """
 
+    embedder = None
+
     def __init__(self, model: nn.Module, kernels: Kernels, *, drafts: bool = True) -> None:
         self._text = text_model(model)
         self._args = self._text.args

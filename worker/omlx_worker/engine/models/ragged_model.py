@@ -10,6 +10,7 @@ import mlx.core as mx
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.models.embedder import Embedder
 
 LayerCache = AttentionCache | RecurrentCache
 
@@ -26,6 +27,11 @@ class RaggedModel(Protocol):
     @property
     def drafts(self) -> bool:
         """Whether something drafts for the model: its own head, or a draft model."""
+        ...
+
+    @property
+    def embedder(self) -> Embedder | None:
+        """Makes vectors of what is read; None of a model that generates."""
         ...
 
     @property

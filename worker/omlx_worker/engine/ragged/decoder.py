@@ -24,7 +24,7 @@ from omlx_worker.engine.ragged.batch import Batch, BatchRow
 from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
 from omlx_worker.engine.ragged.masks import Masks
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.ragged.reading import Reading, read, vectors_of
 from omlx_worker.engine.ragged.sampling import (
     Draw,
     Params,
@@ -35,7 +35,7 @@ from omlx_worker.engine.ragged.sampling import (
 )
 from omlx_worker.engine.ragged.step import Halves, cut, fit
 from omlx_worker.engine.rows.interface import FIXED_CHUNK, Size
-from omlx_worker.engine.rows.row import SOURCES, Cut, Known, Row, RowStep, Sampling, Scored
+from omlx_worker.engine.rows.row import SOURCES, Cut, Known, Report, Row, RowStep, Sampling
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class RaggedDecoder(Batch):
         self.pads, self.slow_parts, self.shares = model.pads, model.slow_parts, prefixes is not None
         self._prefixes = prefixes
         self._reading: dict[str, Reading] = {}
-        self._scored: dict[str, list[Scored]] = {}
+        self._reports: dict[str, Report] = {}
         self._footprint = Footprint(model, self.max_depth, looks_up=self.looks_up, fixed=fixed)
         self._unit = FIXED_CHUNK if fixed else 1
         self._plan = Plan()
@@ -171,14 +171,16 @@ class RaggedDecoder(Batch):
             self.join([(reading.request, reading.pages, reading.states) for reading in joining])
         for reading in finished:
             if reading.is_scored:
-                self._scored[reading.row_id] = reading.scored
+                self._reports[reading.row_id] = reading.scored
             if not reading.request.max_tokens:
                 self.release(reading.pages)
             del self._reading[reading.row_id]
+        if self._model.embedder and finished:
+            self._reports |= vectors_of(finished, self._model.embedder)
         return {reading.row_id: reading.left for reading in readings}
 
-    def take_scores(self) -> dict[str, list[Scored]]:
-        taken, self._scored = self._scored, {}
+    def take_reports(self) -> dict[str, Report]:
+        taken, self._reports = self._reports, {}
         return taken
 
     def limit_prefixes(self, room: int) -> None:
@@ -189,7 +191,7 @@ class RaggedDecoder(Batch):
         # A row whose joining failed may be in both.
         if reading := self._reading.pop(row_id, None):
             self.release(reading.pages)
-        self._scored.pop(row_id, None)
+        self._reports.pop(row_id, None)
         self.leave(row_id)
 
     def finish(self, row_id: str) -> None:

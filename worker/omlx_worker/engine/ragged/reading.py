@@ -20,10 +20,11 @@ import mlx.core as mx
 
 from omlx_worker.engine.caches.layout import Page, Seat, capacity_for, pages_for, places
 from omlx_worker.engine.kernels.window import Window, table_of
+from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.sampling import score
-from omlx_worker.engine.rows.row import Row, Scored
+from omlx_worker.engine.rows.row import Report, Row, Scored
 
 Prefill = Callable[[mx.array, Sequence[LayerCache], Window], mx.array]
 """See `RaggedModel.prefill`."""
@@ -59,6 +60,7 @@ class Reading:
         states: what layers hold of it besides pages, a list for each; none before its first token.
         scored: the tokens of its prompt from the second on, as far as it is read, if they are to
             be scored.
+        pooled: ``[hidden]`` float32, what `Embedder.pool` gave for the tokens that are read.
     """
 
     request: Row
@@ -67,6 +69,7 @@ class Reading:
     pages: list[Page] = field(default_factory=list)
     states: Layers = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
+    pooled: mx.array | None = None
 
     @property
     def row_id(self) -> str:
@@ -173,19 +176,36 @@ def _read(
     seats = [Seat(slot, places(reading.pages)) for slot, reading in enumerate(readings)]
     table = table_of([seat.pages for seat in seats], pages_for(capacity))
     window = Window.of_prompts(done, lengths, width, table)
-    hidden: mx.array | None = prefill(mx.array(tokens, mx.int32), own, window)
-    if not any(reading.is_scored for reading in readings):
-        hidden = None
+    hidden = prefill(mx.array(tokens, mx.int32), own, window)
+    told: list[mx.array] = []
+    embedder = model.embedder
+    if embedder and window.lengths is not None:
+        pooled = embedder.pool(hidden, window.lengths)
+        for slot, reading in enumerate(readings):
+            reading.pooled = embedder.joined(reading.pooled, pooled[slot])
+            told.append(reading.pooled)
+    elif any(reading.is_scored for reading in readings):
+        told = [hidden]
     # Else the graph would hold the pages that are written to next.
-    mx.eval(hidden, [cache.written for cache in own])
+    mx.eval(told, [cache.written for cache in own])
     for cache in own:
         cache.fold(list(zip(seats, done, ends, strict=True)))
     mx.eval([cache.arrays for cache in own])
     for reading, seat, end in zip(readings, seats, ends, strict=True):
         reading.states = [[] if cache.paged else cache.held(seat, end) for cache in own]
         reading.done = end
-    if hidden is not None:
+    if told and not embedder:
         _score(model, readings, done, hidden)
+
+
+def vectors_of(readings: Sequence[Reading], embedder: Embedder) -> dict[str, Report]:
+    """The vectors of rows that are read, by their ids, each as long as its row asks."""
+    pooled = mx.stack([reading.pooled for reading in readings if reading.pooled is not None])
+    made = embedder.vectors(pooled, [len(reading.request.prompt) for reading in readings])
+    return {
+        reading.row_id: embedder.shortened(vector, reading.request.vector).tobytes()
+        for reading, vector in zip(readings, made, strict=True)
+    }
 
 
 def _score(

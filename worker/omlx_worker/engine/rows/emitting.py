@@ -17,7 +17,7 @@ from omlx_producer.wire import (
     TokenLogprob,
 )
 from omlx_worker.engine.rows.constraints import TOO_SLOW
-from omlx_worker.engine.rows.row import Emission, Row, RowStep, Said, Sampled, Scored
+from omlx_worker.engine.rows.row import Emission, Report, Row, RowStep, Said, Sampled, Scored
 from omlx_worker.engine.rows.text import RowText, bytes_of_tokens, decode_faithfully
 
 log = logging.getLogger(__name__)
@@ -105,11 +105,13 @@ class EmittingRow:
         logprobs, thought = self._described([]), self._text.reasoning_tokens
         return Emission(self.row.row_id, [], "", logprobs, self.ended, reasoning_tokens=thought)
 
-    def scored(self, scores: Sequence[Scored]) -> Emission:
-        """The log-probabilities of its prompt, with which a row ends that decodes nothing."""
+    def read(self, report: Report) -> Emission:
+        """What reading its prompt gave, with which a row ends that decodes nothing."""
         row = self.row
+        if isinstance(report, bytes):
+            return Emission(row.row_id, [], "", finish_reason="stop", vector=report)
         reason = self.ended or (None if row.max_tokens else "length")
-        whole = [Scored(row.prompt[0], rank=0), *scores]
+        whole = [Scored(row.prompt[0], rank=0), *report]
         told = [replace(scored, top=scored.top[: row.prompt_logprobs]) for scored in whole]
         logprobs = [PromptLogprob(**self._texts.fields(each), rank=each.rank) for each in told]
         return Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=logprobs)

@@ -49,11 +49,12 @@ class Encoder:
             raise self.too_long(field, what)
 
     def too_long(self, field: str, what: str) -> InvalidRequest:
-        """The refusal of a prompt that leaves no room for an answer."""
+        """The refusal of a prompt that does not fit, with room for an answer if there is one."""
+        answer = "" if self._info.vector_size else " with at least one generated"
         return InvalidRequest(
             field,
             f"{what} do not fit the context of {self._info.model}, "
-            f"{self._info.context_length} tokens with at least one generated",
+            f"{self._info.context_length} tokens{answer}",
             "shorten it",
         )
 

@@ -95,7 +95,9 @@ class Engine(Protocol):
         ...
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
-        """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
+        """Turn a request into rows, named ``<job id>:<number>``. From any thread.
+
+        A request has a row for each of its ``n`` choices, or for each text of its ``input``.
 
         Raises:
             InvalidRequest: when this model can never serve it.
@@ -147,12 +149,12 @@ class Engine(Protocol):
 
         Returns:
             How many tokens of each row are left to read; at 0 the row decodes from the next
-            step, and `scored` has the scores of its prompt.
+            step, and `reported` has the scores or the vector of its prompt.
         """
         ...
 
-    def scored(self) -> list[Emission]:
-        """The log-probabilities of the prompts that were read since the last call.
+    def reported(self) -> list[Emission]:
+        """The log-probabilities or vectors of the prompts that were read since the last call.
 
         A row that asks for no tokens, or has had them all, ends with them.
         """

@@ -18,11 +18,12 @@ from omlx_producer.wire import (
     InvalidRequest,
     ModelInfo,
 )
+from omlx_producer.wire.embedding import require_kind
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.encoding import Encoder
-from omlx_worker.engine.rows.result import require_short
+from omlx_worker.engine.rows.result import require_short, require_short_vectors
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tools.grammar import field_of
@@ -58,6 +59,7 @@ class Prompter:
     Args:
         chat_tokens: of a chat that sets no limit, at most.
         thinking_budget: of a chat that sets none; None for no limit.
+        whole: see `Row`.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Prompter:
         grammars: Grammars | None = None,
         chat_tokens: int = DEFAULT_CHAT_TOKENS,
         thinking_budget: int | None = None,
+        whole: bool = False,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._encoder = Encoder(self._tokenizer, info)
@@ -82,14 +85,18 @@ class Prompter:
         self._grammars = grammars
         self._chat_tokens = chat_tokens
         self._thinking_budget = thinking_budget
+        self._whole = whole
         self._eos = frozenset(tokenizer.eos_token_ids)
 
     def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
-        """The rows of a request, one a choice, named ``<job id>:<choice>``.
+        """The rows of a request, one a choice or text, named ``<job id>:<number>``.
 
         Raises:
             InvalidRequest: if this model can never serve it.
         """
+        require_kind(request.reads, request.model, self._info)
+        if request.input is not None:
+            return self._read_rows(request, job_id)
         prompt = self._encode(request)
         room = self._info.context_length - len(prompt)
         if room < (request.max_completion_tokens != 0):
@@ -141,6 +148,39 @@ class Prompter:
             for choice in range(request.n)
         ]
         require_short(request, rows)
+        return rows
+
+    def _read_rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        """Rows that are read for their vectors."""
+        size, longest = self._info.vector_size, self._info.context_length
+        wanted, rows = request.dimensions or size, list[Row]()
+        if wanted > size:
+            raise InvalidRequest(
+                "dimensions",
+                f"got {wanted}, and the vectors of {self._info.model} have {size} numbers",
+                f"give at most {size}",
+            )
+        require_short_vectors(len(request.texts), wanted)
+        for index, text in enumerate(request.texts):
+            field = f"input[{index}]" if len(request.texts) > 1 else "input"
+            if isinstance(text, str):
+                prompt = self._encoder.encode(field, text, add_special_tokens=True)
+            else:
+                prompt = list(text)
+                self._check_token_ids(field, prompt)
+            if len(prompt) > longest:
+                raise self._encoder.too_long(field, f"{len(prompt)} tokens")
+            rows.append(
+                Row(
+                    row_id=f"{job_id}:{index}",
+                    prompt=prompt,
+                    max_tokens=0,
+                    sampling=self._defaults,
+                    cache=False,
+                    vector=wanted,
+                    whole=self._whole,
+                )
+            )
         return rows
 
     def _grammar(

@@ -20,6 +20,20 @@ def too_long(size: int) -> str:
     return f"come to {size / 2**20:.0f} MiB; a result has at most {MAX_RESULT_BYTES // 2**20} MiB"
 
 
+def require_short_vectors(count: int, size: int) -> None:
+    """Refuse vectors that make a result too long.
+
+    Args:
+        size: numbers of each, of 4 bytes, which are written as base64.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    if (total := count * size * 16 // 3) > MAX_RESULT_BYTES:
+        what = f"{count} vectors of {size} numbers {too_long(total)}"
+        raise InvalidRequest("input", what, "give fewer texts, or fewer dimensions")
+
+
 def require_short(request: GenerationRequest, rows: Sequence[Row]) -> None:
     """Refuse log-probabilities and repeated prompts that make a result too long.
 

@@ -97,6 +97,8 @@ class Row:
             score the prompt.
         echo: the text of a prompt that is repeated before its own. Then its log-probabilities
             include those of the stop token that ends it. None repeats nothing.
+        vector: numbers of the vector that its prompt is read for; 0 for a row that generates.
+        whole: whether its prompt is read in one window, because every token sees all others.
     """
 
     row_id: str
@@ -118,11 +120,21 @@ class Row:
     grammar_field: str = ""
     prompt_logprobs: int | None = None
     echo: str | None = None
+    vector: int = 0
+    whole: bool = False
 
     @property
     def history(self) -> list[int]:
-        """Prompt and generated tokens. The last one is not in any cache yet."""
-        return [*self.prompt, *self.generated]
+        """Prompt and generated tokens. The last one is not in any cache yet.
+
+        A prompt that is read for its vector is followed by a token that nothing reads.
+        """
+        return [*self.prompt, *self.generated, *[0] * (self.vector > 0)]
+
+    @property
+    def reports(self) -> bool:
+        """Whether reading its prompt gives what it asks for, or a part of that."""
+        return self.vector > 0 or self.prompt_logprobs is not None
 
     @property
     def length(self) -> int:
@@ -179,6 +191,10 @@ class Scored(Sampled):
     rank: int = 1
 
 
+Report = list[Scored] | bytes
+"""What reading a prompt gives: the scores of its tokens, or its vector as float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowStep:
     """What one step added to one row.
@@ -233,6 +249,7 @@ class Emission:
         rejoins: whether the row has left, to be added again with all of its tokens.
         error: why the row failed. It has ended then.
         prompt_logprobs: of all tokens of the prompt, once, if they were asked for.
+        vector: of the prompt, as float32, if it was asked for; the row has ended then.
     """
 
     row_id: str
@@ -250,6 +267,7 @@ class Emission:
     rejoins: bool = False
     error: InvalidRequest | None = None
     prompt_logprobs: list[PromptLogprob] | None = None
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

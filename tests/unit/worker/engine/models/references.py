@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModel,
+    AutoTokenizer,
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForCausalLM,
@@ -201,3 +203,15 @@ def _publish_config(path: Path) -> None:
     else:
         config.get("text_config", config)["mtp_num_hidden_layers"] = 1
     path.write_text(json.dumps(config))
+
+
+@torch.no_grad()
+def reference_vector(path: Path, text: str) -> np.ndarray:
+    """The vector ``[D]`` of a text, by transformers' network and the modules of a checkpoint."""
+    tokens = AutoTokenizer.from_pretrained(path)(text).input_ids
+    hidden = AutoModel.from_pretrained(path).eval()(torch.tensor([tokens])).last_hidden_state[0]
+    pooling = json.loads((path / "1_Pooling/config.json").read_text())
+    vector = hidden.mean(0) if pooling["pooling_mode_mean_tokens"] else hidden[-1]
+    for folder in sorted(path.glob("*_Dense")):
+        vector = load_file(folder / "model.safetensors")["linear.weight"] @ vector
+    return (vector / vector.norm()).numpy()

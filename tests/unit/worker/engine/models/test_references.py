@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 
 from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.loader import load_engine
+from tests.helpers.checkpoints import EMBEDDING, write_embedding
 from tests.helpers.decoding import Loaded, row, run
+from tests.helpers.embedding import Embedding, texts
 
 pytest.importorskip("torch", reason="references are PyTorch models: pip install torch")
-from tests.unit.worker.engine.models.references import FAMILIES, Reference, build
+from tests.unit.worker.engine.models.references import FAMILIES, Reference, build, reference_vector
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +80,14 @@ def test_the_ragged_batch_decodes_what_transformers_generates(
     got = run(loaded.decoder(depth=2), [row(name, prompt, 24) for name, prompt in prompts.items()])
 
     assert got == wanted
+
+
+@pytest.mark.parametrize("family", EMBEDDING)
+def test_vectors_are_those_of_transformers_and_the_modules_after_it(
+    family: str, tmp_path: Path
+) -> None:
+    path = write_embedding(tmp_path, family)
+    embedding = Embedding(load_engine(str(path), max_rows=8))
+
+    wanted = [reference_vector(path, text) for text in texts()]
+    np.testing.assert_allclose(embedding.of(texts(), chunk=32), wanted, rtol=0, atol=1e-6)

@@ -217,5 +217,5 @@ def test_a_row_that_is_dropped_tells_no_scores(qwen: Loaded) -> None:
     decoder.prefill({"left": 100, "stays": 100})
     decoder.remove("left")
 
-    assert [*itertools.chain(decoder.take_scores())] == ["stays"]
-    assert decoder.take_scores() == {}
+    assert [*itertools.chain(decoder.take_reports())] == ["stays"]
+    assert decoder.take_reports() == {}

@@ -104,7 +104,7 @@ def _of_prompts(
         mx.concatenate([old[:, :, :filled], new], axis=2) if filled else new for old, new in pairs
     )
     mask: mx.array | str = "causal"
-    if not (window.even and (not sliding or window.longest + width <= sliding)):
+    if window.both_ways or not (window.even and (not sliding or window.longest + width <= sliding)):
         of_body, mask = window.masks(sliding, ring)
         if filled:
             of_body = mx.broadcast_to(of_body[..., :filled], (*mask.shape[:3], filled))

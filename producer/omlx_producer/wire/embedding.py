@@ -1,0 +1,132 @@
+"""Requests for vectors: which fields they have, which models serve them, and how vectors travel."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.wire.events import ModelInfo
+
+EncodingFormat = Literal["base64", "float"]
+
+MAX_TEXTS = 2048
+TEXTS_A_JOB = 64
+"""Of many texts, so that several workers share them."""
+
+_FIELDS = frozenset(
+    {"model", "input", "dimensions", "encoding_format", "cache_salt", "completion_window"}
+)
+
+
+def require_reading(given: Collection[str], *, reads: bool) -> None:
+    """Refuse fields of a text beside ``input``, and fields of vectors without it.
+
+    Raises:
+        InvalidRequest: for the first of them.
+    """
+    for name in sorted(given):
+        if reads and name not in _FIELDS:
+            got = "given beside input, of which vectors are made"
+            raise InvalidRequest(name, got, "leave it out")
+        if not reads and name in ("dimensions", "encoding_format"):
+            raise InvalidRequest(name, "given without input", "leave it out")
+
+
+def require_texts(given: Any) -> None:
+    """Refuse a list of texts that is too long, mixed, or has an empty one.
+
+    Raises:
+        InvalidRequest: names the place and the remedy.
+    """
+    if not isinstance(given, list) or all(type(each) is int for each in given):
+        return
+    if len(given) > MAX_TEXTS:
+        raise InvalidRequest("input", f"got {len(given)} texts", f"give at most {MAX_TEXTS}")
+    if len({type(each) for each in given}) > 1:
+        raise InvalidRequest("input", "got values of several kinds", "give texts or lists of ids")
+    if (empty := next((at for at, each in enumerate(given) if not each), None)) is not None:
+        raise InvalidRequest(f"input[{empty}]", "empty", "give text, or leave it out")
+
+
+def require_kind(asked: str, alias: str, info: ModelInfo) -> None:
+    """Refuse a request that a model of the other kind serves.
+
+    Args:
+        asked: the field of what is read, such as ``input``.
+
+    Raises:
+        InvalidRequest: with that field.
+    """
+    if asked == "input" and not info.vector_size:
+        raise InvalidRequest(
+            asked,
+            f"{alias} generates text and makes no vectors",
+            "name a model of embeddings, or give messages",
+        )
+    if asked != "input" and info.vector_size:
+        raise InvalidRequest(
+            asked,
+            f"{alias} makes vectors and generates no text",
+            "name another model, or give input to /v1/embeddings",
+        )
+
+
+def embedding_body(
+    model: str, vectors: Sequence[bytes], encoding: EncodingFormat | None, usage: dict[str, Any]
+) -> dict[str, Any]:
+    """The body of a response, in OpenAI's form.
+
+    Args:
+        vectors: float32 each, in this machine's byte order.
+        encoding: by default base64, little-endian as OpenAI has it.
+    """
+    arrays = [array("f", vector) for vector in vectors]
+    written = [each.tolist() if encoding == "float" else _base64(each) for each in arrays]
+    data = [
+        {"object": "embedding", "index": index, "embedding": each}
+        for index, each in enumerate(written)
+    ]
+    return {"object": "list", "model": model, "data": data, "usage": usage}
+
+
+def read_vector(written: str | list[float]) -> array[float]:
+    """A vector of a response body.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    if isinstance(written, list):
+        return array("f", written)
+    vector = array("f", b64decode(written, validate=True))
+    return _swapped(vector)
+
+
+def _base64(vector: array[float]) -> str:
+    return b64encode(_swapped(vector).tobytes()).decode()
+
+
+def _swapped(vector: array[float]) -> array[float]:
+    """From the machine's byte order to little-endian, and back."""
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector
+
+
+def embedding_requests(
+    texts: Sequence[str], model: str | None, dimensions: int | None
+) -> list[dict[str, Any]]:
+    """The requests for the vectors of some texts, in order.
+
+    Raises:
+        InvalidRequest: if the texts are a single one.
+    """
+    if isinstance(texts, str):
+        raise InvalidRequest("texts", "got a text", "give a list of texts")
+    return [
+        {"model": model, "input": [*texts[at : at + TEXTS_A_JOB]], "dimensions": dimensions}
+        for at in range(0, len(texts), TEXTS_A_JOB)
+    ]
