@@ -26,12 +26,15 @@ from omlx_producer.wire import (
     RepetitionDetection,
 )
 from omlx_producer.wire.embedding import require_kind
+from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.row import Emission, Known, Row, Said, Sampling
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024
+END = 96
+"""The token that ends an answer, where choices are scored."""
 
 
 def calls_of(request: GenerationRequest) -> ReplyForm:
@@ -118,6 +121,19 @@ class FakeEngine:
         if len(tokens) + length > CONTEXT:
             raise InvalidRequest("prompt", f"got {len(tokens)} tokens", f"at most {CONTEXT} fit")
         seed = request.seed if request.seed is not None else zlib.crc32(job_id.encode())
+        if request.probabilities:
+            spelled = {choice: list(map(ord, choice)) for choice in request.choices}
+            return [
+                Row(
+                    f"{job_id}:{number}",
+                    [*tokens, *way],
+                    0,
+                    Sampling(),
+                    prompt_logprobs=0,
+                    targets=targets,
+                )
+                for number, (way, targets) in enumerate(branches(spelled, [END], len(tokens)))
+            ]
         reply = calls_of(request) if request.calling else None
         return [
             Row(
@@ -192,7 +208,9 @@ class FakeEngine:
                     top=top[: row.prompt_logprobs],
                     rank=7 if place else 0,
                 )
-                for place, token in enumerate(row.prompt)
+                for place, token in (
+                    [target[:2] for target in row.targets] or enumerate(row.prompt)
+                )
             ]
             reason: FinishReason | None = None if row.max_tokens else "length"
             told.append(Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=scores))

@@ -24,6 +24,7 @@ from omlx_producer.wire import (
 )
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
+from omlx_worker.engine.rows.decision import probabilities
 from omlx_worker.engine.rows.row import Emission, Mark, Row, Said
 from omlx_worker.queue.claim import Claim
 
@@ -228,8 +229,10 @@ class ActiveJob:
     @property
     def prompt_tokens(self) -> int:
         """Those of the prompt, which all choices share, or of all texts of ``input``."""
-        lengths = [len(row.request.prompt) for row in self.rows]
-        return lengths[0] if self.request.input is None else sum(lengths)
+        rows = [row.request for row in self.rows]
+        if self.request.input is not None:
+            return sum(len(row.prompt) for row in rows)
+        return rows[0].targets[0].place if rows[0].targets else len(rows[0].prompt)
 
     @property
     def cached_tokens(self) -> int:
@@ -337,6 +340,15 @@ class ActiveJob:
     def prompt_logprobs(self) -> list[PromptLogprob]:
         """Those of the prompt, which the first choice has read; empty if it is not scored."""
         return self.choices[0].prompt_logprobs or []
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """Those of a decision's choices, whose rows have read and scored them."""
+        scored = [
+            (choice.row.request.targets, [each.logprob for each in choice.prompt_logprobs or ()])
+            for choice in self.choices
+        ]
+        return probabilities(self.request.choices, scored)
 
     def usage(self) -> Usage:
         prompt, completion = self.prompt_tokens, self.tokens

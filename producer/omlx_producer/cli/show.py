@@ -134,7 +134,7 @@ class TextWriter:
     def write_body(self, body: dict[str, Any]) -> None:
         """Print a result instead of events."""
         for choice in body["choices"]:
-            text = answer_text(choice)
+            text = _answer(choice)
             if choice["index"] == 0:
                 self._put(text)
             else:
@@ -158,6 +158,14 @@ class TextWriter:
         if not self._at_line_start:
             write("\n")
             self._at_line_start = True
+
+
+def _answer(choice: dict[str, Any]) -> str:
+    """The text of a choice; of a decision, all texts with their probabilities."""
+    if not (shares := choice.get("probabilities")):
+        return answer_text(choice)
+    likeliest_first = sorted(shares, key=shares.__getitem__, reverse=True)
+    return "\n".join(f"{shares[text]:.6f} {text}" for text in likeliest_first)
 
 
 def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:

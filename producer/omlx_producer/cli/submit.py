@@ -85,7 +85,7 @@ def submit(
         chat = not raw and (needed or takes_chats(models, model))
         fields = text_fields(text, chat=chat, system=system) | given(sampling) | {"model": model}
         if not detach:
-            fields["stream"] = not no_stream
+            fields["stream"] = not (no_stream or sampling["probabilities"])
         require_compilable(GenerationRequest.parse(fields))
         job = producer.submit(
             fields,

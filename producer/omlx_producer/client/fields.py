@@ -53,6 +53,7 @@ class RequestFields(TypedDict, total=False):
     repetition_detection: RepetitionDetection | dict[str, Any] | None
     logprobs: bool
     top_logprobs: int | None
+    probabilities: bool
     prompt_logprobs: int | None
     echo: bool
     stream: bool | None

@@ -39,6 +39,7 @@ class Choice(Wire):
         text: in every completion, also of a chat; "" beside calls without any.
         message: in a chat completion.
         logprobs: in OpenAI's form, if the request asked for them.
+        probabilities: of each text of a decision; together they are 1.
         prompt_logprobs: of a prompt's tokens in vLLM's form, if the request asked for them; those
             of a chat are in the completion.
 
@@ -54,6 +55,7 @@ class Choice(Wire):
     message: AssistantMessage | None = None
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None = None
+    probabilities: dict[str, float] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 

@@ -29,6 +29,7 @@ from omlx_producer.wire.tools import (
 
 MAX_DRAFT_DEPTH = 8
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 1024
 DEFAULT_MAX_TOKENS = 256
@@ -178,7 +179,7 @@ class GenerationRequest(RequestPart):
     seed: int | None = Field(
         default=None, ge=-(2**63), lt=2**63, description="The same seed gives the same text."
     )
-    n: int = Field(default=1, ge=1, le=128, description="Generate this many choices.")
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES, description="Generate this many choices.")
     stop: Annotated[
         StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
         Remedy(f"a text or up to {MAX_STOP_STRINGS} texts, each of 1 to 256 characters"),
@@ -198,6 +199,9 @@ class GenerationRequest(RequestPart):
         ge=0,
         le=MAX_TOP_LOGPROBS,
         description="Report this many alternatives; needs logprobs.",
+    )
+    probabilities: bool = Field(
+        default=False, description="Tell each choice's probability; the likeliest is the text."
     )
     prompt_logprobs: int | None = Field(
         default=None,
@@ -316,6 +320,37 @@ class GenerationRequest(RequestPart):
         return self
 
     @model_validator(mode="after")
+    def _check_decision(self) -> Self:
+        if not self.probabilities:
+            return self
+        if not self.choices:
+            raise InvalidRequest(
+                "probabilities", "given without choices", "give structured_outputs.choice too"
+            )
+        if len(self.choices) > MAX_CHOICES:
+            raise InvalidRequest(
+                "structured_outputs.choice",
+                f"got {len(self.choices)} texts beside probabilities",
+                f"give at most {MAX_CHOICES}",
+            )
+        if self.responses is not None:
+            raise InvalidRequest("probabilities", "a response has none", "ask for a chat instead")
+        beside = {
+            "n": self.n > 1,
+            "stream": self.stream,
+            "echo": self.echo,
+            "logprobs": self.logprobs,
+            "prompt_logprobs": self.prompt_logprobs is not None,
+        }
+        if given := [name for name, value in beside.items() if value]:
+            raise InvalidRequest(
+                given[0],
+                "given beside probabilities, for which no text is generated",
+                "leave it out",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_form(self) -> Self:
         if self.tools is not None:
             if self.messages is None:
@@ -367,6 +402,12 @@ class GenerationRequest(RequestPart):
         if isinstance(given, str) or isinstance(given[0], int):
             return [given]
         return [*given]
+
+    @property
+    def choices(self) -> list[str]:
+        """The texts of which the answer is one, each once; empty if it may be any other."""
+        form = self.structured_outputs
+        return list(dict.fromkeys(form.choice or ())) if form else []
 
     @property
     def constraint(self) -> Constraint | None:

@@ -119,6 +119,19 @@ def test_a_result_that_is_only_calls_is_shown_as_json(
     assert json.loads(run("result", job.id).stdout) == function
 
 
+def test_a_decision_is_shown_with_all_probabilities_the_likeliest_first(
+    run: Run, served: dict[str, Any], job: JobHandle, worker: FakeWorker
+) -> None:
+    assert run("x", "--choice", "a", "--choice", "b", "--probabilities").exit_code == 0
+    assert served["request"]["probabilities"]
+    assert served["request"]["stream"] is False
+    usage = {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1}
+    shares = {"order": 0.25, "complaint": 0.75}
+    choice = {"index": 0, "text": "complaint", "finish_reason": "stop", "probabilities": shares}
+    worker.finish(body={"choices": [choice], "usage": usage})
+    assert run("result", job.id).stdout == "0.750000 complaint\n0.250000 order\n"
+
+
 def test_stdin_must_be_utf_8(run: Run) -> None:
     done = run("-", stdin=b"\xff\xfe")
     assert done.exit_code == 2

@@ -21,6 +21,7 @@ from omlx_producer.wire.remedy import remedy_of
 from tests.helpers.requests import refusal
 
 OK = {"model": "demo", "prompt": "x"}
+DECISION = {"probabilities": True, "structured_outputs": {"choice": ["a", "b"]}}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -234,6 +235,21 @@ BAD += [
     (
         OK | {"echo": True, "stream": True},
         "echo: comes with the whole result; give stream: false",
+    ),
+    (
+        OK | {"probabilities": True},
+        "probabilities: given without choices; give structured_outputs.choice too",
+    ),
+    (
+        OK | DECISION | {"structured_outputs": {"choice": [str(n) for n in range(129)]}},
+        "structured_outputs.choice: got 129 texts beside probabilities; give at most 128",
+    ),
+    *(
+        (
+            OK | DECISION | {name: value},
+            f"{name}: given beside probabilities, for which no text is generated; leave it out",
+        )
+        for name, value in (("n", 2), ("stream", True), ("logprobs", True), ("echo", True))
     ),
     (CHAT | {"echo": True}, "echo: given with messages; give a prompt instead"),
     *(

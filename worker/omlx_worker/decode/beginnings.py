@@ -31,13 +31,12 @@ def note(row: DecodeRow, others: Iterable[DecodeRow], unit: int = 1) -> None:
         alike = other.request.cache and other.request.salt == row.request.salt
         if alike and other.stage in (Stage.WAITING, Stage.READING):
             part = in_common(row.request.prompt, other.request.prompt)
-            part = min(part, last, len(other.request.prompt) - 1) // unit * unit
-            if part >= SHORTEST:
-                for one, kin in ((row, other), (other, row)):
-                    # A prompt that is scored is read whole.
-                    if one.request.prompt_logprobs is None:
-                        one.kin[kin] = part
-                        kin.stops.add(part)
+            part = min(part, last, len(other.request.prompt) - 1)
+            for one, kin in ((row, other), (other, row)):
+                shared = min(part, one.request.shareable) // unit * unit
+                if shared >= SHORTEST:
+                    one.kin[kin] = shared
+                    kin.stops.add(shared)
 
 
 def awaits(row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:

@@ -59,7 +59,9 @@ def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
     scores: dict[str, Any] = {}
     if job.request.prompt_logprobs is not None:
         scores = {"prompt_logprobs": [each.in_vllm for each in job.prompt_logprobs]}
-    if chat:
+    if job.request.probabilities:
+        choices = [_decided(job)]
+    elif chat:
         choices = [_chat_choice(*each, asked) for each in enumerate(job.choices)]
     else:
         before = job.prompt_logprobs if job.request.echo else []
@@ -73,6 +75,20 @@ def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
         "choices": choices,
         "usage": usage.model_dump(),
         **(scores if chat else {}),
+    }
+
+
+def _decided(job: ActiveJob) -> dict[str, Any]:
+    """The likeliest choice of a decision, and the probabilities of all."""
+    shares = job.probabilities
+    text = max(shares, key=shares.__getitem__)
+    chat = job.request.messages is not None
+    return {
+        "index": 0,
+        **({"message": message_of(text, None, "")} if chat else {"text": text}),
+        "finish_reason": "stop",
+        "logprobs": None,
+        "probabilities": shares,
     }
 
 

@@ -100,6 +100,12 @@ def test_mlx_lms_own_loop_keeps_to_budgets_too(llama_path: Path) -> None:
     assert tokens[:6] == [*free[:4], 7, 8]
 
 
+def test_a_decision_is_refused_where_the_prompt_opens_the_thinking(engine: DecodingEngine) -> None:
+    sentence = '^probabilities: the prompt opens the thinking of .*; give reasoning_effort: "none"'
+    with pytest.raises(InvalidRequest, match=sentence):
+        answered(engine, structured_outputs={"choice": ["yes", "no"]}, probabilities=True)
+
+
 def test_a_model_that_marks_no_thinking_refuses_a_budget_and_ignores_the_workers() -> None:
     engine = load_engine("demo", max_rows=1, thinking_budget=4)
     with pytest.raises(InvalidRequest, match="thinking_token_budget: demo does not mark its"):

@@ -130,10 +130,9 @@ class RaggedDecoder(Batch):
 
     def add(self, row: Row) -> Known:
         reading = self._reading[row.row_id] = Reading(row, row.history)
-        # What scores a prompt comes out of reading it.
-        if not (self._prefixes and row.cache) or reading.is_scored:
+        unread = reading.history[: row.shareable]
+        if not (self._prefixes and row.cache and unread):
             return Known(left=reading.left)
-        unread = reading.history[:-1]
         if self._fixed:
             shared = self._prefixes.shared(unread, row.salt)
             unread = unread[: shared - shared % self._unit]

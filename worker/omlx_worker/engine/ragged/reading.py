@@ -58,8 +58,8 @@ class Reading:
         done: the tokens that are read.
         pages: of its own, with room for these and for the next tokens.
         states: what layers hold of it besides pages, a list for each; none before its first token.
-        scored: the tokens of its prompt from the second on, as far as it is read, if they are to
-            be scored.
+        scored: the tokens of its prompt from the second on, or its targets, as far as it is read,
+            if they are to be scored.
         pooled: ``[hidden]`` float32, what `Embedder.pool` gave for the tokens that are read.
     """
 
@@ -82,6 +82,16 @@ class Reading:
     @property
     def is_scored(self) -> bool:
         return self.request.prompt_logprobs is not None
+
+    def targets(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The tokens that a window from ``start`` to ``end`` scores, each after its position."""
+        row = self.request
+        if row.targets or not self.is_scored:
+            return [
+                (each.place - 1, each.token) for each in row.targets if start < each.place <= end
+            ]
+        last = min(end, len(row.prompt) - 1)
+        return [(position, row.prompt[position + 1]) for position in range(start, last)]
 
     def layers(self, caches: Sequence[LayerCache]) -> Layers:
         """What the layers hold of it; nothing before its first token."""
@@ -119,14 +129,26 @@ def read(
     while rows := [reading for reading in readings if due[id(reading)]]:
         together = _together(rows, due)
         widths = [due[id(reading)] for reading in together]
+        most = max(1, MOST_LOGITS // (model.vocabulary * len(together)))
+        if max(widths) > most and _any_scored(together, widths):
+            # What comes before scored tokens is read first, in windows of any width.
+            unscored = [row for row in together if row.done < row.request.shareable]
+            together = unscored or together
+            lengths = [row.request.shareable - row.done if unscored else most for row in together]
+            widths = [min(due[id(row)], each) for row, each in zip(together, lengths, strict=True)]
         if not model.pads:
             widths = [min(widths)] * len(widths)
-        if any(reading.is_scored for reading in together):
-            most = max(1, MOST_LOGITS // (model.vocabulary * len(together)))
-            widths = [min(width, most) for width in widths]
         _read(model, caches, together, widths, prefill or model.prefill)
         for reading, width in zip(together, widths, strict=True):
             due[id(reading)] -= width
+
+
+def _any_scored(readings: Sequence[Reading], lengths: Sequence[int]) -> bool:
+    """Whether the next tokens of these rows score any."""
+    return any(
+        reading.targets(reading.done, reading.done + length)
+        for reading, length in zip(readings, lengths, strict=True)
+    )
 
 
 def _together(rows: Sequence[Reading], due: dict[int, int]) -> list[Reading]:
@@ -184,7 +206,7 @@ def _read(
         for slot, reading in enumerate(readings):
             reading.pooled = embedder.joined(reading.pooled, pooled[slot])
             told.append(reading.pooled)
-    elif any(reading.is_scored for reading in readings):
+    elif _any_scored(readings, lengths):
         told = [hidden]
     # Else the graph would hold the pages that are written to next.
     mx.eval(told, [cache.written for cache in own])
@@ -211,26 +233,23 @@ def vectors_of(readings: Sequence[Reading], embedder: Embedder) -> dict[str, Rep
 def _score(
     model: RaggedModel, readings: Sequence[Reading], before: Sequence[int], hidden: mx.array
 ) -> None:
-    """Score what comes after each token of a window, as far as it belongs to a scored prompt.
+    """Score the tokens that are asked for after those of a window.
 
     Args:
         before: tokens of each row before the window.
         hidden: what `RaggedModel.prefill` returned.
     """
-    slots, places, owners = list[int](), list[int](), list[Reading]()
+    slots, places, tokens, owners = list[int](), list[int](), list[int](), list[Reading]()
     for slot, (reading, start) in enumerate(zip(readings, before, strict=True)):
-        last = min(reading.done, len(reading.request.prompt) - 1)
-        if reading.is_scored and start < last:
-            slots += [slot] * (last - start)
-            places += range(last - start)
-            owners += [reading] * (last - start)
+        for position, token in reading.targets(start, reading.done):
+            slots.append(slot)
+            places.append(position - start)
+            tokens.append(token)
+            owners.append(reading)
     most = max(1, SCORED_AT_ONCE // model.vocabulary)
     alternatives = max((each.request.prompt_logprobs or 0 for each in owners), default=0)
     for part in (slice(at, at + most) for at in range(0, len(slots), most)):
         logits = model.logits(hidden[mx.array(slots[part]), mx.array(places[part])])
-        tokens = [
-            reading.history[before[slot] + place + 1]
-            for reading, slot, place in zip(owners[part], slots[part], places[part], strict=True)
-        ]
-        for reading, scored in zip(owners[part], score(logits, tokens, alternatives), strict=True):
+        scores = score(logits, tokens[part], alternatives)
+        for reading, scored in zip(owners[part], scores, strict=True):
             reading.scored.append(scored)

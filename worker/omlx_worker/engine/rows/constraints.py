@@ -124,6 +124,16 @@ class Grammars:
             raise TooSlow("it takes too long to follow")
         return made
 
+    def spelled(self, text: str) -> list[int]:
+        """The tokens of a text in an answer, as if a grammar left no other.
+
+        Raises:
+            BadConstraint: if the model's tokens cannot be constrained.
+        """
+        with self._lock:
+            tokens = self.tokens
+        return list(tokens.tokenize_str(text))
+
     @cached_property
     def tokens(self) -> LLTokenizer:
         """The model's tokens as llguidance wants them; takes a second for a large vocabulary."""

@@ -111,7 +111,7 @@ class EmittingRow:
         if isinstance(report, bytes):
             return Emission(row.row_id, [], "", finish_reason="stop", vector=report)
         reason = self.ended or (None if row.max_tokens else "length")
-        whole = [Scored(row.prompt[0], rank=0), *report]
+        whole = report if row.targets else [Scored(row.prompt[0], rank=0), *report]
         told = [replace(scored, top=scored.top[: row.prompt_logprobs]) for scored in whole]
         logprobs = [PromptLogprob(**self._texts.fields(each), rank=each.rank) for each in told]
         return Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=logprobs)

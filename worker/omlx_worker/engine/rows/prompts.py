@@ -14,14 +14,15 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.wire import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
+    Constraint,
     GenerationRequest,
     InvalidRequest,
     ModelInfo,
 )
 from omlx_producer.wire.embedding import require_kind
-from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
+from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.encoding import Encoder
 from omlx_worker.engine.rows.result import require_short, require_short_vectors
 from omlx_worker.engine.rows.row import Row, Sampling
@@ -121,6 +122,8 @@ class Prompter:
         default = DEFAULT_MAX_TOKENS if request.messages is None else self._chat_tokens
         field = _field_of(request, constraint)
         grammar = self._grammar(request, constraint, field)
+        if constraint and request.probabilities:
+            return self._deciding(request, job_id, prompt, constraint, marks)
         loops = request.repetition_detection
         most = request.max_completion_tokens
         scored = self._scored(request)
@@ -181,6 +184,44 @@ class Prompter:
                     whole=self._whole,
                 )
             )
+        return rows
+
+    def _deciding(
+        self,
+        request: GenerationRequest,
+        job_id: str,
+        prompt: list[int],
+        constraint: Constraint,
+        marks: tuple[int, ...],
+    ) -> list[Row]:
+        """The rows that read the choices of a decision after its prompt."""
+        if constraint.begin_after:
+            raise InvalidRequest(
+                "probabilities",
+                f"the prompt opens the thinking of {self._info.model}, which comes before a choice",
+                'give reasoning_effort: "none" too',
+            )
+        assert self._grammars  # the choices have compiled
+        spelled = {text: self._grammars.spelled(text) for text in request.choices}
+        rows = [
+            Row(
+                row_id=f"{job_id}:{number}",
+                prompt=[*prompt, *tokens],
+                max_tokens=0,
+                sampling=Sampling(),
+                cache=request.cache,
+                salt=request.cache_salt,
+                marks=marks,
+                prompt_logprobs=0,
+                targets=targets,
+            )
+            for number, (tokens, targets) in enumerate(
+                branches(spelled, sorted(self._eos), len(prompt))
+            )
+        ]
+        longest = max(len(row.prompt) for row in rows)
+        if longest > self._info.context_length:
+            raise self._encoder.too_long(request.reads, f"{longest} tokens with the choices")
         return rows
 
     def _grammar(

@@ -69,6 +69,19 @@ class Sampling:
         )
 
 
+class Target(NamedTuple):
+    """A token of which a row tells the log-probability.
+
+    Attributes:
+        place: tokens of the row before it.
+        choices: those of a decision that it counts for, by their places in the request.
+    """
+
+    place: int
+    token: int
+    choices: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One sequence to generate: a job of ``n`` choices becomes ``n`` rows.
@@ -95,6 +108,7 @@ class Row:
         grammar_field: the request's field that it comes from, for errors.
         prompt_logprobs: alternatives reported with each scored token of the prompt; None does not
             score the prompt.
+        targets: what is scored in place of the prompt's own tokens, in the order of their places.
         echo: the text of a prompt that is repeated before its own. Then its log-probabilities
             include those of the stop token that ends it. None repeats nothing.
         vector: numbers of the vector that its prompt is read for; 0 for a row that generates.
@@ -119,6 +133,7 @@ class Row:
     grammar: Grammar | None = None
     grammar_field: str = ""
     prompt_logprobs: int | None = None
+    targets: tuple[Target, ...] = ()
     echo: str | None = None
     vector: int = 0
     whole: bool = False
@@ -127,9 +142,11 @@ class Row:
     def history(self) -> list[int]:
         """Prompt and generated tokens. The last one is not in any cache yet.
 
-        A prompt that is read for its vector is followed by a token that nothing reads.
+        A prompt that is read for its vector or its targets is followed by a token that nothing
+        reads.
         """
-        return [*self.prompt, *self.generated, *[0] * (self.vector > 0)]
+        unread = [0] if self.vector or self.targets else []
+        return [*self.prompt, *self.generated, *unread]
 
     @property
     def reports(self) -> bool:
@@ -145,6 +162,13 @@ class Row:
     def longest(self) -> int:
         """The most tokens that the row can have, prompt included."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def shareable(self) -> int:
+        """Tokens that it may take from other rows. Reading the others gives what it is to tell."""
+        if self.targets:
+            return self.targets[0].place - 1
+        return self.length - 1 if self.prompt_logprobs is None else 0
 
     def size(self, to_read: int) -> tuple[int, ...]:
         """What it asks of memory, with these tokens left to read; see `Engine.bytes_for`."""
@@ -248,7 +272,8 @@ class Emission:
         reasoning_tokens: those of all the row's tokens so far that are thinking.
         rejoins: whether the row has left, to be added again with all of its tokens.
         error: why the row failed. It has ended then.
-        prompt_logprobs: of all tokens of the prompt, once, if they were asked for.
+        prompt_logprobs: of all tokens of the prompt, or of the row's targets, once, if they were
+            asked for.
         vector: of the prompt, as float32, if it was asked for; the row has ended then.
     """
 
