@@ -17,6 +17,7 @@ from mlx_lm.models import llama
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from omlx_worker.engine.models.assistant import Assistant, AssistantArgs
 from omlx_worker.engine.models.mtp import with_head
 from tests.helpers.families import config_of, tiny
 
@@ -290,10 +291,41 @@ def write_modules(path: Path, modules: Sequence[tuple[str, str]]) -> None:
     (path / "modules.json").write_text(json.dumps(listed))
 
 
-def write_family(path: Path, family: str) -> Path:
+def write_family(path: Path, family: str, **config: Any) -> Path:
     """A tiny model of any of `FAMILIES`, as mlx-lm saves it."""
-    config = {name: value for name, value in config_of(family).items() if value is not None}
-    return _write(path, tiny(family), config)
+    whole = config_of(family) | config
+    given = {name: value for name, value in whole.items() if value is not None}
+    return _write(path, tiny(family, **config), given)
+
+
+def write_assistant(
+    path: Path, bits: int | None = None, vocabulary: int = 257, **config: Any
+) -> Path:
+    """An assistant of the tiny ``gemma4_text``, without a tokenizer.
+
+    Args:
+        bits: of quantised weights.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    mx.random.seed(7)
+    text = config_of("gemma4_text") | {"num_hidden_layers": 3, "hidden_size": 32}
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text |= {"layer_types": kinds, "vocab_size": vocabulary}
+    config = {"backbone_hidden_size": 64, "text_config": text, **config}
+    config = {"model_type": "gemma4_assistant", **config}
+    assistant = Assistant(AssistantArgs.from_dict(config))
+    assistant.load_weights(_scaled(assistant.parameters(), 3.0))
+    if bits:
+        config["quantization"] = {"group_size": 32, "bits": bits}
+        nn.quantize(assistant, **config["quantization"])
+    weights = dict(tree_flatten(assistant.parameters()))
+    order = weights.get("masked_embedding.token_ordering")
+    if order is not None:
+        order = mx.random.permutation(order.size).astype(mx.int64)
+        weights["masked_embedding.token_ordering"] = order
+    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
+    (path / "config.json").write_text(json.dumps(config))
+    return path
 
 
 def _write(path: Path, model: nn.Module, config: dict[str, Any]) -> Path:

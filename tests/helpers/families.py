@@ -404,11 +404,11 @@ def config_of(family: str) -> dict[str, Any]:
     return COMMON | {"model_type": family} | (FAMILIES | RECURRENT | ALONE)[family]
 
 
-def tiny(family: str, seed: int = 0) -> nn.Module:
+def tiny(family: str, seed: int = 0, **config: Any) -> nn.Module:
     """A model of a family of mlx-lm, named by its module."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
     mx.random.seed(seed)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(config_of(family)))
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config_of(family) | config))
     # Some parts start at zero, and would do nothing.
     model.update(
         tree_map(lambda part: part + 0.1 * mx.random.normal(part.shape), model.parameters())

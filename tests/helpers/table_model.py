@@ -21,7 +21,7 @@ class TableModel:
     vocabulary = VOCABULARY
     dtype = mx.float32
     weight_bytes = 0
-    drafts = pads = True
+    drafts = advances = pads = True
     embedder = None
     slow_parts: Sequence[str] = ()
 

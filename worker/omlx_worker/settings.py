@@ -64,7 +64,7 @@ class WorkerSettings(BaseSettings):
     )
     model: str = Field(default="demo", description="demo, a folder, or a Hugging Face id.")
     draft_model: str | None = Field(
-        default=None, description="A smaller model that drafts for it, named likewise."
+        default=None, description="A smaller model or assistant that drafts, named likewise."
     )
     mtp_from: str | None = Field(
         default=None, description="Take its MTP head from this original, named likewise."

@@ -22,13 +22,18 @@ from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.loading.checkpoint import resolve
+from omlx_worker.engine.loading.drafters import (
+    DRAFT_MODEL,
+    is_assistant,
+    load_assistant,
+    with_drafter,
+)
 from omlx_worker.engine.loading.embedding import Embedder, embeds, nested, prepare, read_embedder
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
 from omlx_worker.engine.loading.prefixes import Prefixes as Prefixes
 from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.draft_model import WithDraftModel
 from omlx_worker.engine.models.mtp import MTPHead, with_head
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -42,7 +47,6 @@ from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
 
-DRAFT_MODEL = "--draft-model"
 DEFAULT_CONTEXT = 32_768
 # Families name it differently; beyond it, GPT-2's have no positions.
 CONTEXT_NAMES = (
@@ -222,7 +226,10 @@ def load_draft_model(
     Raises:
         ModelError: if it cannot be loaded or its tokens have other ids.
     """
-    network, other, _ = load(path or resolve(model, DRAFT_MODEL), DRAFT_MODEL)
+    path = path or resolve(model, DRAFT_MODEL)
+    if is_assistant(path):
+        return load_assistant(path)
+    network, other, _ = load(path, DRAFT_MODEL)
     ids, others = tokenizer.get_vocab(), other.get_vocab()
     if not same_vocabulary(ids, others):
         raise ModelError(
@@ -284,12 +291,7 @@ def decoder_of(
             ) from None
         return _plain_decoder(network, str(reason))
     if draft is not None:
-        try:
-            ragged = WithDraftModel(ragged, as_ragged(draft, drafts=False, contest=contest))
-        except Unsupported as reason:
-            raise ModelError(
-                f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another"
-            ) from None
+        ragged = with_drafter(ragged, network, draft, contest)
     if depth and not (ragged.drafts or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     for part in ragged.slow_parts:

@@ -105,6 +105,7 @@ class AnyFamily:
     """
 
     drafts = False
+    advances = True
     embedder: Embedder | None = None
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:

@@ -28,7 +28,7 @@ class WithDraftModel:
             of the last window before every draft.
     """
 
-    drafts = True
+    drafts = advances = True
     embedder = None
 
     def __init__(self, target: RaggedModel, draft: RaggedModel) -> None:

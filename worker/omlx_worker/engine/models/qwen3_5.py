@@ -56,7 +56,7 @@ class RaggedQwen35:
     def drafts(self) -> bool:
         return self._head is not None
 
-    pads = True
+    advances = pads = True
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         layers = [*self._layers, *self._head_layers]

@@ -30,6 +30,12 @@ class RaggedModel(Protocol):
         ...
 
     @property
+    def advances(self) -> bool:
+        """Whether a deeper draft is at the position after the one before it. Else all drafts of a
+        step are at that of the first."""
+        ...
+
+    @property
     def embedder(self) -> Embedder | None:
         """Makes vectors of what is read; None of a model that generates."""
         ...

@@ -132,7 +132,7 @@ def propose(
     The head's entry at a position takes the hidden state there and the token after it. So it reads
     the whole window in one call, and deeper drafts begin at the new cursor. Its entries for
     rejected positions and for drafts deeper than one are at or past the new cursor; the next window
-    overwrites them.
+    overwrites them. What does not advance drafts on at the last position that was committed.
 
     Args:
         hidden: ``[S, W, hidden]``, the backbone's normed output of the window.
@@ -158,7 +158,8 @@ def propose(
         if place + 1 < depth:
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
-            here = Window.at(cursors + place, body_lengths, 1, window.table)
+            at = cursors + place if model.advances else window.cursors + accepted
+            here = Window.at(at, body_lengths, 1, window.table)
             last = model.draft(token, last, caches, here)
     return Drafts(
         mx.concatenate(drawn, axis=1), mx.concatenate(weights, axis=1) if weights else None

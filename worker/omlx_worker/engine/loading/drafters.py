@@ -1,0 +1,72 @@
+"""What ``--draft-model`` names beside a model: a smaller model, or an assistant of its family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.utils import load_config, load_model
+
+from omlx_producer.errors import one_line
+from omlx_worker.engine.kernels.contest import HERE, Contest
+from omlx_worker.engine.kernels.device import for_device
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.models.any_family import Unsupported
+from omlx_worker.engine.models.assistant import FAMILIES, Assistant, AssistantArgs, WithAssistant
+from omlx_worker.engine.models.draft_model import WithDraftModel
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.rows.interface import ModelError
+
+DRAFT_MODEL = "--draft-model"
+
+
+def is_assistant(path: Path) -> bool:
+    """Whether a directory has an assistant's checkpoint, which needs no tokenizer."""
+    try:
+        return load_config(path).get("model_type") in FAMILIES
+    except (OSError, ValueError):
+        return False
+
+
+def load_assistant(path: Path) -> Assistant:
+    """Load an assistant; in float32 without a GPU.
+
+    Raises:
+        ModelError: if it cannot be loaded.
+    """
+    try:
+        assistant, _ = load_model(path, get_model_classes=lambda **_: (Assistant, AssistantArgs))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"{DRAFT_MODEL} {path}: the assistant cannot be loaded: {one_line(str(error))}"
+        ) from None
+    assert isinstance(assistant, Assistant)
+    if mx.default_device() == mx.cpu:
+        assistant.set_dtype(mx.float32)
+        mx.eval(assistant.parameters())
+    return assistant
+
+
+def with_drafter(
+    ragged: RaggedModel, network: nn.Module, draft: nn.Module, contest: Contest | None = None
+) -> RaggedModel:
+    """A model for which another network drafts.
+
+    Args:
+        ragged: the ragged form of ``network``.
+        contest: see `as_ragged`.
+
+    Raises:
+        ModelError: if ``draft`` cannot draft for it.
+    """
+    if isinstance(draft, Assistant):
+        reason: object = draft.misfit(network)
+        if reason is None:
+            return WithAssistant(ragged, network, draft, for_device(contest or HERE))
+    else:
+        try:
+            return WithDraftModel(ragged, as_ragged(draft, drafts=False, contest=contest))
+        except Unsupported as unsupported:
+            reason = unsupported
+    raise ModelError(f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another")
