@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from omlx_producer.bulk.output import (
 from omlx_producer.bulk.progress import Progress, Show
 from omlx_producer.bulk.result import BulkResult
 from omlx_producer.bulk.store import run_path
-from omlx_producer.bulk.table import TableForm, properties_of
+from omlx_producer.bulk.table import TableForm, columns_of
 from omlx_producer.client.outcome import require_timeout
 from omlx_producer.errors import InvalidRequest, JobTimeout
 from omlx_producer.terminal import local_time
@@ -89,6 +89,7 @@ class BatchHandle:
         with_body: bool = False,
         csv_safe: bool = True,
         response_format: Mapping[str, Any] | None = None,
+        choices: Sequence[str] | None = None,
     ) -> None:
         """Write the results of a batch that is over into files, as ``omlx-submit results -o`` does.
 
@@ -101,6 +102,7 @@ class BatchHandle:
             with_body: add the whole response to a table.
             csv_safe: put ``'`` before cells of a CSV that look like formulas.
             response_format: a table gets a column for each of its properties.
+            choices: a table gets a column for the probability of each.
 
         Raises:
             InvalidRequest: if the file has another suffix or holds something else, or the results
@@ -115,7 +117,7 @@ class BatchHandle:
         if not (state.over or partial):
             raise JobTimeout(f"{self.id} is not over; wait for it, or give partial=True")
         require_free(path, self._batch)
-        form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
+        form = TableForm(with_body, columns_of(response_format, choices), csv_safe=csv_safe)
         fetch(self._batch, state, path, form, keep=keep)
 
     def cancel(self) -> bool:

@@ -24,7 +24,7 @@ from omlx_producer.bulk.records import (
 from omlx_producer.bulk.row import REFUSED, BadRow, Row
 from omlx_producer.bulk.shape import RowMaker
 from omlx_producer.bulk.store import Store
-from omlx_producer.bulk.table import TableForm, properties_of
+from omlx_producer.bulk.table import TableForm, columns_asked
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import Constraint, ModelInfo
 
@@ -156,7 +156,7 @@ class Input:
         if options.keep:
             with open_input(options.input) as stream:
                 kept = input_columns(stream, options.format, _delimiter(options))
-        properties = properties_of(options.sampling.get("response_format"))
+        properties = columns_asked(options.sampling)
         return TableForm(options.with_body, properties, kept, options.csv_safe)
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ from omlx_producer.bulk.result import BulkResult
 from omlx_producer.bulk.row import RowResult, as_document
 from omlx_producer.bulk.run import detach, run_here
 from omlx_producer.bulk.stream import stream_results
-from omlx_producer.bulk.table import TableForm, properties_of
+from omlx_producer.bulk.table import TableForm, columns_asked
 
 
 class BulkResults:
@@ -101,7 +101,7 @@ def run_through(
     """See `Producer.run`, without files."""
     options, given = read_arguments(rows, arguments)
     results = stream_results(client, options, given, ordered=ordered, progress=progress)
-    properties = properties_of(options.sampling.get("response_format"))
+    properties = columns_asked(options.sampling)
     return BulkResults(results, rows, TableForm(options.with_body, properties))
 
 

@@ -219,7 +219,8 @@ class RowMaker:
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
         fields = text_fields("x", chat=not shape.raw, system=None)
         # Batch lines may ask for log-probabilities themselves.
-        fields |= {"model": "x", "logprobs": self._batch_lines}
+        own = self._batch_lines and "top_logprobs" in shape.sampling
+        fields |= {"model": "x", "logprobs": own}
         asked = GenerationRequest.parse({**fields, **shape.sampling})
         require_compilable(asked)
         self.constraint = asked.constraint

@@ -64,8 +64,9 @@ class TableForm:
 
     Attributes:
         with_body: the whole response as JSON, in the column `BODY`.
-        properties: the properties of answers in JSON with their kinds, a column each. Each has the
-            prefix `ANSWER` as long as another column has its name.
+        properties: the properties of answers in JSON, or the choices of a decision, with their
+            kinds, a column each. Each has the prefix `ANSWER` as long as another column has its
+            name.
         kept: the columns of the input with their Arrow types, None for text. They come first. One
             with the name of a fixed column has the prefix `INPUT`.
         csv_safe: whether a CSV has no cell that a spreadsheet runs as a formula; see `safe_cell`.
@@ -82,6 +83,20 @@ PLAIN = TableForm()
 
 def is_table(output: Path) -> bool:
     return output.suffix.lower() in {".csv", ".parquet"}
+
+
+def columns_asked(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The columns for answers to requests with these fields, with their kinds."""
+    form = fields.get("structured_outputs") or {}
+    choices = form.get("choice") if fields.get("probabilities") else None
+    return columns_of(fields.get("response_format"), choices)
+
+
+def columns_of(
+    response_format: Mapping[str, Any] | None, choices: Iterable[str] | None
+) -> dict[str, str]:
+    """The columns for answers in this format, and for the probabilities of these choices."""
+    return properties_of(response_format) | dict.fromkeys(choices or (), NUMBER)
 
 
 def properties_of(response_format: Mapping[str, Any] | None) -> dict[str, str]:
@@ -226,15 +241,17 @@ def _lines(
         once[BODY] = json.dumps(body, ensure_ascii=False)
     for choice in completion["choices"]:
         text = answer_text(choice)
-        cells = {"text": text, "finish_reason": choice["finish_reason"], **_cells(text, answers)}
-        yield row | cells | once
+        cells = {"text": text, "finish_reason": choice["finish_reason"]}
+        yield row | cells | _cells(choice.get("probabilities"), text, answers) | once
         once = {}
 
 
-def _cells(text: str, answers: Mapping[str, str]) -> dict[str, Any]:
-    """The properties of an answer by column."""
+def _cells(
+    probabilities: Mapping[str, float] | None, text: str, answers: Mapping[str, str]
+) -> dict[str, Any]:
+    """The probabilities of a decision, or the properties of an answer, by column."""
     try:
-        answer = json.loads(text) if answers else None
+        answer = probabilities or (json.loads(text) if answers else None)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):

@@ -12,8 +12,9 @@ from omlx_producer.bulk.batch import Batch, BatchState
 from omlx_producer.bulk.detached import fetch, fetched_text, follow, require_free, was_fetched
 from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import left_text, written_text
-from omlx_producer.bulk.table import TableForm, properties_of
+from omlx_producer.bulk.table import TableForm, columns_of
 from omlx_producer.commands.options import (
+    choice_option,
     json_schema_option,
     output_option,
     run_options,
@@ -37,6 +38,7 @@ batch_argument = click.argument("batch_id")
 @option("--keep", section="Output", is_flag=True, help="Leave the results in Redis, too.")
 @run_options("Output", "with_body", "csv_safe")
 @json_schema_option("Columns for its properties in a CSV or Parquet.", section="Output")
+@choice_option("Columns for their probabilities; repeatable.", section="Output")
 @redis_option
 def results(
     batch_id: str,
@@ -47,6 +49,7 @@ def results(
     with_body: bool,
     csv_safe: bool,
     response_format: dict[str, Any] | None,
+    choice: list[str] | None,
     redis_url: str | None,
 ) -> None:
     """Write the results of a batch so far, in input order.
@@ -70,7 +73,8 @@ def results(
                 for line in batch.results(state):
                     write(line.decode("utf-8", "replace"))
             else:
-                form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
+                columns = columns_of(response_format, choice)
+                form = TableForm(with_body, columns, csv_safe=csv_safe)
                 files = fetch(batch, state, output, form, keep=keep)
                 if files:
                     write(written_text(files) + "\n", err=True)

@@ -195,19 +195,18 @@ def json_schema_option(help: str, *, section: str) -> Callable[[_Command], _Comm
     )
 
 
+def choice_option(help: str, *, section: str) -> Callable[[_Command], _Command]:
+    """An option for texts of which an answer is one."""
+    return option("--choice", section=section, multiple=True, callback=texts, help=help)
+
+
 def form_options() -> list[Callable[[Any], Any]]:
     """The options of the answer's form."""
     section = "Answer"
     return [
         json_schema_option("The answer is JSON that matches this schema.", section=section),
         option("--regex", section=section, help="The answer matches this regular expression."),
-        option(
-            "--choice",
-            section=section,
-            multiple=True,
-            callback=texts,
-            help="The answer is one of these; repeatable.",
-        ),
+        choice_option("The answer is one of these; repeatable.", section=section),
         option(
             "--tools",
             section=section,

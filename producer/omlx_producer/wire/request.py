@@ -325,7 +325,7 @@ class GenerationRequest(RequestPart):
             return self
         if not self.choices:
             raise InvalidRequest(
-                "probabilities", "given without choices", "give structured_outputs.choice too"
+                "probabilities", "given without choices", "give a choice of texts too"
             )
         if len(self.choices) > MAX_CHOICES:
             raise InvalidRequest(

@@ -238,7 +238,7 @@ BAD += [
     ),
     (
         OK | {"probabilities": True},
-        "probabilities: given without choices; give structured_outputs.choice too",
+        "probabilities: given without choices; give a choice of texts too",
     ),
     (
         OK | DECISION | {"structured_outputs": {"choice": [str(n) for n in range(129)]}},

@@ -201,6 +201,35 @@ def test_a_schema_gives_the_table_columns_also_in_a_retry(run: Run, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("worker")
+def test_probabilities_give_the_table_a_column_for_each_choice(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mails.csv").write_text("id,mail\nm1,hello\nm2,bye\n")
+    choices = ("--choice", "a", "--choice", "b")
+    options = ("mails.csv", "--raw", "--template", "{mail}", *choices, "--probabilities")
+    assert run("run", *options, "-o", "out.csv", "--keep", "--progress", "none").exit_code == 0
+    table = (tmp_path / "out.csv").read_text().splitlines()
+    assert table[0] == (
+        "id,mail,custom_id,text,finish_reason,prompt_tokens,completion_tokens,error,a,b"
+    )
+    # A letter's log-probability is minus its number.
+    assert [line[:32] for line in table[1:]] == [
+        "m1,hello,m1,a,stop,5,0,,0.731058",
+        "m2,bye,m2,a,stop,3,0,,0.73105857",
+    ]
+    batch = run("run", *options, "--detach").stdout.strip()
+    assert run("results", batch, "--wait", "-o", "left.csv", *choices).exit_code == 0
+    left = (tmp_path / "left.csv").read_text().splitlines()
+    assert left == [line.split(",", 2)[2] for line in table]
+
+
+@pytest.mark.usefixtures("worker")
+def test_so_do_those_that_rows_of_requests_ask_for(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    options = ("--choice", "a", "--choice", "b", "--probabilities", "--progress", "none")
+    assert run("run", "rows.jsonl", "-o", "out.csv", *options).exit_code == 0
+    assert (tmp_path / "out.csv").read_text().splitlines()[0].endswith(",error,a,b")
+
+
+@pytest.mark.usefixtures("worker")
 def test_an_output_that_is_a_link_stays_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "out.jsonl").symlink_to(tmp_path / "folder" / "real.jsonl")

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from omlx_producer.bulk.records import Record
 from omlx_producer.bulk.row import RowResult
-from omlx_producer.bulk.table import JSON, ROW_GROUP, TEXT, TableForm, properties_of, safe_cell
+from omlx_producer.bulk.table import (
+    JSON,
+    ROW_GROUP,
+    TEXT,
+    TableForm,
+    columns_of,
+    properties_of,
+    safe_cell,
+)
 from tests.helpers.bulk_runs import errors
 from tests.helpers.row_results import bad, failed, ok, write
 
@@ -93,6 +101,22 @@ def test_the_properties_of_an_answer_are_columns(tmp_path: Path) -> None:
         *[("", "", "", "")] * 4,
     ]
     assert rows[2]["text"] == '{"name": "cut'
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_the_probabilities_of_choices_are_columns_of_numbers(tmp_path: Path, suffix: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / f"out{suffix}"
+    decided, other = ok("a"), ok("b")
+    assert decided.body
+    decided.body["choices"][0]["probabilities"] = {"text": 0.75, '{"text": 1}': 0.25}
+    form = TableForm(properties=columns_of(None, ["text", '{"text": 1}']))
+    write(out, decided, other, failed("c"), finish=True, form=form).close()
+    rows = csv_rows(out) if suffix == ".csv" else parquet.read_table(out).to_pylist()
+    cells = [(row["answer.text"], row['{"text": 1}']) for row in rows]
+    none = "" if suffix == ".csv" else None
+    told = ("0.75", "0.25") if suffix == ".csv" else (0.75, 0.25)
+    assert cells == [told, (none, none), (none, none)]
 
 
 def test_properties_that_would_share_a_column_have_one_each(tmp_path: Path) -> None:
