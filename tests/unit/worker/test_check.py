@@ -20,7 +20,13 @@ from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.loading import loader
 from omlx_worker.mac.buffers import MEGABYTES, held_back
 from omlx_worker.settings import WorkerSettings
-from tests.helpers.checkpoints import convert_without_head, write_family, write_llama, write_qwen
+from tests.helpers.checkpoints import (
+    convert_without_head,
+    write_assistant,
+    write_family,
+    write_llama,
+    write_qwen,
+)
 from tests.helpers.families import SLIDING
 
 # Float32 on a CPU, half of it on a GPU.
@@ -99,6 +105,31 @@ def test_it_says_where_the_head_came_from_or_how_to_get_it(tmp_path: Path, llama
     for model, *options in [(llama,), (copy, "--mode", "batched")]:
         found = checked(model, *options)
         assert (found["head"], found["head_hint"]) == (None, None)
+
+
+def test_it_names_the_assistant_that_a_model_may_have(tmp_path: Path) -> None:
+    gemma = write_family(tmp_path / "gemma", "gemma4_text")
+    command = f"omlx-worker run -m {gemma} --draft-model"
+
+    unknown = check(gemma).stdout
+    (gemma / "README.md").write_text("---\nbase_model: google/gemma-it\n---\n")
+    named = check(gemma).stdout
+    drafted = checked(gemma, "--draft-model", str(write_assistant(tmp_path / "assistant")))
+
+    said = "head     the model's family has assistants that draft; get it with:"
+    assert f"{said} {command} ASSISTANT (the repository of the one for this model)\n" in unknown
+    assert f"{said} {command} google/gemma-it-assistant\n" in named
+    assert drafted["head_hint"] is None
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "nemotron_h"])
+def test_a_head_that_is_not_run_here_is_told(tmp_path: Path, family: str) -> None:
+    said = check(write_family(tmp_path, family, num_nextn_predict_layers=1)).stdout
+
+    assert (
+        f"head     the MTP head of the model's family, {family}, is not run here; "
+        "a smaller model of the same vocabulary can draft: --draft-model\n" in said
+    )
 
 
 def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Path) -> None:

@@ -38,7 +38,7 @@ class DecodingEngine:
 
     Attributes:
         head: where the MTP head that drafts came from; None if none does.
-        head_hint: how to get the one that the model's files lack; None if they lack none.
+        head_hint: what would draft for a model of this family, and how; None for nothing more.
         contest: decides which kernels run.
         shapes: runs through those that rows may meet; None for mlx-lm's loop.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,14 +12,37 @@ from mlx_lm.utils import load_config, load_model
 from omlx_producer.errors import one_line
 from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
+from omlx_worker.engine.loading.checkpoint import base_model
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.assistant import FAMILIES, Assistant, AssistantArgs, WithAssistant
+from omlx_worker.engine.models.assistant import (
+    FAMILIES,
+    Assistant,
+    AssistantArgs,
+    WithAssistant,
+    has_assistants,
+)
 from omlx_worker.engine.models.draft_model import WithDraftModel
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.rows.interface import ModelError
 
 DRAFT_MODEL = "--draft-model"
+
+
+def assistant_hint(network: nn.Module, model: str, path: Path) -> str | None:
+    """How to get a model's assistant; None if its family has none.
+
+    Args:
+        model: its name, and ``path``, where it was loaded from.
+    """
+    if not has_assistants(network):
+        return None
+    base = base_model(model, path)
+    command = f"omlx-worker run -m {shlex.quote(model)} {DRAFT_MODEL} "
+    said = f"the model's family has assistants that draft; get it with: {command}"
+    if base is None:
+        return f"{said}ASSISTANT (the repository of the one for this model)"
+    return f"{said}{base}-assistant"
 
 
 def is_assistant(path: Path) -> bool:

@@ -208,17 +208,22 @@ class Graft:
         return ModelError(f"{MTP_FROM} {self.original}: {said}")
 
 
-def head_hint(network: nn.Module, model: str, path: Path) -> str | None:
-    """What to do about a head that a model's configuration speaks of and its files lack.
+def head_hint(network: nn.Module, config: Mapping[str, Any], model: str, path: Path) -> str | None:
+    """What to do about a head that a model's configuration speaks of, where none drafts.
 
     Args:
         model: its name, and ``path``, where it was loaded from.
 
     Returns:
-        A sentence with the command; None if the model has a head or needs none.
+        A sentence with a command or an option; None if a head drafts, or there is none.
     """
-    if not can_have_head(network) or network.mtp is not None or not promises_head(network):
+    if getattr(network, "mtp", None) is not None or not promises_head(config):
         return None
+    if not can_have_head(network):
+        return (
+            f"the MTP head of the model's family, {config['model_type']}, is not run here; "
+            "a smaller model of the same vocabulary can draft: --draft-model"
+        )
     original = base_model(model, path) or "ORIGINAL"
     command = f"omlx-worker run -m {shlex.quote(model)} {MTP_FROM} {original}"
     said = f"the model's files have no MTP head to draft with; get it with: {command}"

@@ -24,6 +24,7 @@ from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.loading.checkpoint import resolve
 from omlx_worker.engine.loading.drafters import (
     DRAFT_MODEL,
+    assistant_hint,
     is_assistant,
     load_assistant,
     with_drafter,
@@ -158,7 +159,8 @@ def load_engine(
         engine.shapes = WarmUp(decoder, contest, 1 if fixed else max_rows)
     if depth and not draft_model and not decoder.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
-        engine.head_hint = head_hint(network, model, path)
+        hint = head_hint(network, config, model, path)
+        engine.head_hint = hint or assistant_hint(network, model, path)
     return engine
 
 

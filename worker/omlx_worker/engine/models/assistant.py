@@ -84,9 +84,9 @@ class Assistant(nn.Module):
 
     def misfit(self, network: nn.Module) -> str | None:
         """Why it cannot draft for a loaded model; None if it can. Completes "because ..."."""
-        text = text_model(network)
-        if not isinstance(text, Gemma4):
+        if not has_assistants(network):
             return "it is an assistant of Gemma 4, and the model is of another family"
+        text = text_model(network)
         own, theirs = self.args, text.args
         pairs = {
             "backbone_hidden_size": (self.backbone_size, theirs.hidden_size),
@@ -144,6 +144,11 @@ class WithAssistant:
             x, _, _ = layer(x, view.make_mask(width), shared_kv=shared, offset=view.offset)
         out: mx.array = net.model.norm(x)
         return out
+
+
+def has_assistants(network: nn.Module) -> bool:
+    """Whether a loaded model is of the family that assistants are made for."""
+    return isinstance(text_model(network), Gemma4)
 
 
 def _kinds(text: Gemma4) -> list[str]:

@@ -9,7 +9,7 @@ Source: the names and shapes of published checkpoints, and the two inputs' order
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ Weights = dict[str, mx.array]
 _PREFIX = re.compile(r"(?:language_model\.|model\.)*mtp\.")
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 _FUSED = re.compile(r"(.+\.mlp)\.experts\.(gate_up_proj|down_proj)")
-_PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+_PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
+_SILENT = ("mimo_v2_flash",)
+"""Families whose configurations do not speak of their heads."""
 
 
 class MTPHead(nn.Module):
@@ -147,10 +149,11 @@ def is_of_head(name: str) -> bool:
     return _PREFIX.match(name) is not None
 
 
-def promises_head(model: nn.Module) -> bool:
-    """Whether the configuration of a loaded model speaks of a head, whatever its files have."""
-    text_config = getattr(model.args, "text_config", {})
-    return any(text_config.get(promise) for promise in _PROMISES)
+def promises_head(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration speaks of a head, whatever its checkpoint's files have."""
+    text_config = config.get("text_config", config)
+    promised = any(text_config.get(promise) for promise in _PROMISES)
+    return promised or text_config.get("model_type") in _SILENT
 
 
 def as_weights_of(

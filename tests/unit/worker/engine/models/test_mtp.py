@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_config, save_model
 
+from omlx_worker.engine.models.mtp import promises_head
 from tests.helpers.acceptance import first_draft_acceptance
 from tests.helpers.checkpoints import (
     split_experts,
@@ -262,3 +264,18 @@ def test_the_demo_models_first_draft_is_accepted_on_heldout_prompts(
 
     assert measured.drafts == 63 * len(prompts)
     assert measured.acceptance >= 0.70
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen3_5", "text_config": {"mtp_num_hidden_layers": 1}},
+        {"model_type": "step3p5", "num_nextn_predict_layers": 3},
+        {"model_type": "deepseek_v3", "num_mtp_layers": 1},
+        {"model_type": "mimo_v2_flash"},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_a_configuration_speaks_of_a_head(config: dict[str, Any]) -> None:
+    assert promises_head(config)
+    assert not promises_head({"model_type": "llama", "num_nextn_predict_layers": 0})
