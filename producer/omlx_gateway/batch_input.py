@@ -29,7 +29,7 @@ class NewBatch(RequestPart):
     """The body of a request for a batch."""
 
     input_file_id: Annotated[str, Remedy("the id of a file")]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Annotated[str, Remedy("'24h'")]
     metadata: Metadata | None = None
 

@@ -1,4 +1,4 @@
-"""Chats, text completions and responses: a request is a job, and its answer the result."""
+"""Chats, text completions, responses and vectors: a request is a job, and its answer the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
 from omlx_producer.client.outcome import fetch_job, unknown_job
 from omlx_producer.errors import InvalidRequest, JobCancelled, JobFailed
-from omlx_producer.wire import Completion, GenerationRequest, read_queue_name
+from omlx_producer.wire import (
+    CHAT_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    RESPONSES_URL,
+    Completion,
+    GenerationRequest,
+    read_queue_name,
+)
 from omlx_producer.wire.responses import chat_fields, response_of
 
 RESULT_SECONDS = 3600
@@ -44,32 +52,19 @@ _STREAM_OPTIONS = ("include_usage", "include_drafted", "include_obfuscation")
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})(?::(\d{1,18}))?")
 
 
-async def chat(request: Request) -> Response:
-    return await _complete(request, "messages", "prompt")
+# The field of each endpoint's prompt, and one of another endpoint's, which is refused.
+_ENDPOINTS = {
+    CHAT_URL: ("messages", "prompt"),
+    COMPLETION_URL: ("prompt", "messages"),
+    RESPONSES_URL: ("input", "messages"),
+    EMBEDDINGS_URL: ("input", "messages"),
+}
 
 
-async def text(request: Request) -> Response:
-    return await _complete(request, "prompt", "messages")
-
-
-async def response(request: Request) -> Response:
-    return await _complete(request, "input", "messages")
-
-
-routes = [
-    Route("/v1/chat/completions", chat, methods=["POST"]),
-    Route("/v1/completions", text, methods=["POST"]),
-    Route("/v1/responses", response, methods=["POST"]),
-]
-
-
-async def _complete(request: Request, own: str, foreign: str) -> Response:
-    """Answer a request.
-
-    Args:
-        own: the field of its prompt.
-        foreign: a field of another endpoint's prompt, which is refused.
-    """
+async def complete(request: Request) -> Response:
+    """Answer a request."""
+    url = request.url.path
+    own, foreign = _ENDPOINTS[url]
     gateway, owner = Gateway.of(request), owner_of(request)
     priority = allowed_priority(request, read_priority(request))
     key = request.headers.get("idempotency-key")
@@ -85,8 +80,11 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
             raise InvalidRequest(own, "missing", f"give {own}")
         model = body.get("model")
         require_model(request, model if isinstance(model, str) else None)
-        if own == "input":
+        if url == RESPONSES_URL:
             body = await run_in_threadpool(chat_fields, body)
+        floats = url == EMBEDDINGS_URL and body.get("encoding_format") in (None, "float")
+        if floats:
+            body.pop("encoding_format", None)
         body["cache_salt"] = salt = own_salt(owner, body.get("cache_salt"))
         streams = body.get("stream") is True
         form = JobStream(own == "messages", str(model or ""), _stream_options(body))
@@ -94,7 +92,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         if not last:
             bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
             await require_room(gateway, owner)
-            await require_rate(gateway, key_of(request), len(bodies) - 1)
+            await require_rate(gateway, key_of(request), _count_texts(bodies) - 1)
             keys = [key and f"{key}:{n}" for n in range(len(bodies))] if bodies[1:] else [key]
             jobs = await gateway.producer.submit_many(
                 bodies, priority=priority, idempotency_keys=keys
@@ -102,7 +100,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
             await note_waiting(gateway, owner, [job.id for job in jobs])
             form.model = form.model or jobs[0].queue.split(":")[1]
             del bodies
-        if own == "input":
+        if url == RESPONSES_URL:
             form.echoed = await run_in_threadpool(_echoed, body)
     # The answer may take an hour.
     del body
@@ -126,6 +124,9 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
     if form.echoed is not None:
         return JSONResponse(response_of(form.echoed, results[0]), headers=headers)
+    if floats:
+        written = await run_in_threadpool(_with_floats, results[0])
+        return Response(written, media_type="application/json", headers=headers)
     return JSONResponse(results[0] if len(results) == 1 else _joined(results), headers=headers)
 
 
@@ -165,6 +166,23 @@ def _each_prompt(body: dict[str, Any]) -> list[dict[str, Any]]:
         remedy = f"give at most {MAX_PROMPTS}, or upload a batch"
         raise InvalidRequest("prompt", f"got {len(prompts)} prompts", remedy)
     return [{**body, "prompt": prompt} for prompt in prompts]
+
+
+def _count_texts(bodies: list[dict[str, Any]]) -> int:
+    """The prompts of some requests, or the texts of one for vectors."""
+    texts = bodies[0].get("input")
+    if isinstance(texts, list) and texts and not isinstance(texts[0], int):
+        return len(texts)
+    return len(bodies)
+
+
+def _with_floats(result: Completion) -> bytes:
+    """A result as JSON, with its vectors as lists of numbers."""
+    data = [
+        {**each, "embedding": vector.tolist()}
+        for each, vector in zip(result["data"], result.vectors, strict=True)
+    ]
+    return json.dumps({**result, "data": data}).encode()
 
 
 def _joined(results: list[Completion]) -> dict[str, Any]:
@@ -302,3 +320,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
 async def _hung_up(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+routes = [Route(url, complete, methods=["POST"]) for url in _ENDPOINTS]

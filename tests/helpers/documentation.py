@@ -20,6 +20,7 @@ PAGES = {
 DOWNLOAD = "downloads a model"
 HERE = "the test is in the clone, in a folder with the files of examples/data"
 INSTALLS = "would install a service; test_service does, where it can"
+EMBEDS = "needs a model of embeddings; test_embed and test_embeddings have one"
 ON_A_MAC = "is for a Mac of the reader's"
 OTHER_SHELL = "is for another shell than bash"
 NOT_TYPED = {
@@ -36,6 +37,7 @@ NOT_TYPED = {
     "omlx-worker convert Qwen/Qwen3.5-9B -o Qwen3.5-9B-4bit --bits 4": DOWNLOAD,
     "omlx-worker run -m Qwen3.5-9B-4bit": DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --fixed-shapes --max-batch 8": DOWNLOAD,
+    "omlx-worker run -m Qwen/Qwen3-Embedding-0.6B --embedded-redis": DOWNLOAD,
     "lm_eval run --model local-completions --tasks NAME --batch_size 8 --model_args "
     "model=demo,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=FOLDER,num_concurrent=8": (
         "is not installed; test_lm_eval runs it where it is"
@@ -116,6 +118,8 @@ NOT_RUN = {
     "message = producer.submit(messages=messages, tools=tools).result().choices[0].message": (
         "is a part of examples/call_tools.py"
     ),
+    'cat, dog, car = producer.embed(["a cat", "a dog", "a car"])': EMBEDS,
+    'answer = client.embeddings.create(model="qwen3-embedding", input=["a cat", "a dog"])': EMBEDS,
     'answered = producer.run(frame, template="Summarise: {text}").frame()': (
         "needs a frame of pandas or polars; test_library has some"
     ),

@@ -36,15 +36,26 @@ from omlx_producer.client.models import (
 )
 from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
 from omlx_producer.terminal import counted
-from omlx_producer.wire import GenerationRequest, ModelInfo, text_fields
+from omlx_producer.wire import (
+    CHAT_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    RESPONSES_URL,
+    GenerationRequest,
+    ModelInfo,
+    text_fields,
+)
 from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.openai_fields import REFUSED, ignored_fields
 from omlx_producer.wire.responses import chat_fields
 
 DEFAULT_TEMPLATE = "{prompt}"
-CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
-RESPONSES_URL = "/v1/responses"
-_FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt", RESPONSES_URL: "input"}
+_FIELD_OF_URL = {
+    CHAT_URL: "messages",
+    COMPLETION_URL: "prompt",
+    RESPONSES_URL: "input",
+    EMBEDDINGS_URL: "input",
+}
 # What an object without a prompt or messages has that is meant as a Batch line.
 _BATCH_FIELDS = frozenset({"method", "url", "body"})
 # Columns of the custom_id, unless --id-field names another.

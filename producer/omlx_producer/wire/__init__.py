@@ -48,6 +48,12 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message, TextPart
 from omlx_producer.wire.completion import Completion, answer_text
 from omlx_producer.wire.embedding import EncodingFormat, embedding_requests
+from omlx_producer.wire.endpoints import (
+    CHAT_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    RESPONSES_URL,
+)
 from omlx_producer.wire.events import (
     Alternative,
     CancelledEvent,
@@ -104,8 +110,11 @@ from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat
 from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
 __all__ = [
+    "CHAT_URL",
+    "COMPLETION_URL",
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
+    "EMBEDDINGS_URL",
     "EXPIRING_KEY",
     "GROUP_FIELD",
     "JOB_FUNCTION",
@@ -114,6 +123,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MODELS_KEY",
     "PRIORITIES",
+    "RESPONSES_URL",
     "WIRE_FIELD",
     "WIRE_VERSION",
     "Alternative",

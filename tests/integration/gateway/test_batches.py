@@ -512,7 +512,7 @@ def test_an_id_that_is_none_is_not_found(gateway: str, path: str, name: str) -> 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/images"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": None}, "completion_window"),
         ({"input_file_id": "../x"}, "input_file_id"),

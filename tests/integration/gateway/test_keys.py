@@ -328,6 +328,8 @@ def test_the_rate_of_a_key_counts_prompts_and_apart_from_them_rows(
 
         with pytest.raises(openai.RateLimitError, match="60 prompts a minute; give fewer at once"):
             ann.completions.create(model="demo", prompt=["x"] * 61)
+        with pytest.raises(openai.RateLimitError, match="60 prompts a minute; give fewer at once"):
+            ann.embeddings.create(model="demo", input=["x"] * 61)
         first = batch(ann)
         with pytest.raises(openai.RateLimitError, match="60 rows a minute") as refused:
             batch(ann)

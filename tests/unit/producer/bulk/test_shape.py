@@ -77,7 +77,7 @@ def nested(levels: int) -> Any:
         ({"custom_id": "x" * 600}, "unparsable", "1 to 512 characters"),
         ({"custom_id": "a\ud800"}, "unparsable", "custom_id: got 'a\\ud800'; give text without"),
         ({"method": "GET"}, "invalid_request", "method: got 'GET'; give 'POST'"),
-        ({"url": "/v1/embeddings"}, "invalid_request", "url: got '/v1/embeddings'"),
+        ({"url": "/v1/images"}, "invalid_request", "url: got '/v1/images'"),
         ({"url": "/v1/chat/completions"}, "invalid_request", "body.messages: missing"),
         ({"body": []}, "invalid_request", "body: got []"),
         ({"body": {"prompt": "x", "tempreature": 1}}, "invalid_request", "did you mean"),
