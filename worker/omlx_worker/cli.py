@@ -16,7 +16,21 @@ from omlx_worker.run import run
 from omlx_worker.service.cli import service
 
 
-@click.group("omlx-worker", cls=Program, context_settings={"max_content_width": 110})
+class _WorkerProgram(Program):
+    """Imports `batch`, which imports all of a client, when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(["batch", *super().list_commands(ctx)])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "batch":
+            from omlx_worker.batch import batch
+
+            return batch
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group("omlx-worker", cls=_WorkerProgram, context_settings={"max_content_width": 110})
 @click.version_option(package_name="omlx-queue")
 def main() -> None:
     """Run generation jobs from a Redis queue on this machine."""

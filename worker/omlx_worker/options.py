@@ -105,6 +105,17 @@ def describe(error: ValidationError, given: Container[str] = ()) -> str:
     return f"{source}: got {shlex.quote(str(problem['input']))}; {remedy}"
 
 
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """The arguments of these options, without those that the user left out."""
+    arguments = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            arguments.append(_flag(name) if value else _flag(f"no_{name}"))
+        elif value is not None:
+            arguments += [_flag(name), str(value)]
+    return arguments
+
+
 def require_mlx() -> None:
     """Prepare to import MLX. Ends the program with a sentence if it is not installed."""
     require("mlx", "mlx_lm")

@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from omlx_producer.environment import PREFIX
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.program import INVALID, fail, port_error
+from omlx_worker.processes import child_command
 from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
 if TYPE_CHECKING:
@@ -28,21 +28,6 @@ ANSWER_SECONDS = 5
 """For answers that are still being written when the worker ends."""
 
 log = logging.getLogger("omlx_worker")
-
-# The worker holds the other end of stdin, which closes however the worker ends.
-_PROGRAM = f"""
-import os, signal, sys, threading, time
-
-def end_with_worker():
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep({ANSWER_SECONDS})
-    os._exit(1)
-
-threading.Thread(target=end_with_worker, daemon=True).start()
-from omlx_gateway.cli import main
-main(prog_name="omlx-gateway")
-"""
 
 
 @contextlib.contextmanager
@@ -94,7 +79,12 @@ def serve_http(
         # prometheus_client's own variable.
         environment["PROMETHEUS_MULTIPROC_DIR"] = metrics
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM, "--host", HTTP_HOST, "--port", str(port)],
+        child_command(
+            "omlx_gateway.cli",
+            "omlx-gateway",
+            *("--host", HTTP_HOST, "--port", str(port)),
+            seconds=ANSWER_SECONDS,
+        ),
         stdin=subprocess.PIPE,
         env=environment,
         # Ctrl-C in the terminal is for the worker: streams go on while it drains.

@@ -1,17 +1,21 @@
-"""A look through an input: its rows checked and counted as a run would, and none run."""
+"""Looks at an input as a run would, and runs none of its rows: counts them, or says whether any is
+left to run."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.bulk.input import Input
+from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.output import real_path, require_run_output
 from omlx_producer.bulk.progress import say_skipped
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, prompt_text
+from omlx_producer.bulk.store import Store, run_path
 from omlx_producer.terminal import write
 from omlx_producer.wire import ModelInfo
 
@@ -106,3 +110,32 @@ def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findin
         findings.exact, findings.ignored = counter.exact, source.ignored
         say_skipped(source.skipped)
     return findings
+
+
+def has_rows_left(
+    client: Client, options: RunOptions, output: Path, *, replace_results: bool = False
+) -> bool:
+    """Whether a run would run any row; of stdin it is not known, so it is said to. Writes nothing.
+
+    See `omlx_producer.bulk.run.run_here`.
+
+    Raises:
+        InvalidRequest: if input or output cannot be used.
+        OSError: if a file cannot be read.
+    """
+    path = real_path(output)
+    require_run_output(path, options.input, keep=options.keep)
+    models, earlier = client.models(), RunOptions.of_run(path)
+    if options.input == "-":
+        return True
+    options = options.with_default_model(models, earlier)
+    known = run_path(path) if earlier else None
+    with (
+        Input.open(options, models) as source,
+        contextlib.closing(Store(known)) as store,
+    ):
+        if earlier is not None and options.replaces(
+            earlier, path, store.count("results"), replace_results
+        ):
+            return True
+        return next(source.rows(store), None) is not None

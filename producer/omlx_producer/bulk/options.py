@@ -139,6 +139,27 @@ class RunOptions(Shape):
             if new.get(name) != old.get(name)
         ]
 
+    def replaces(self, earlier: RunOptions, path: Path, results: int, allowed: bool) -> bool:
+        """Whether a run with these options replaces results of an earlier one with others.
+
+        Args:
+            path: the output.
+            results: how many it has.
+
+        Raises:
+            InvalidRequest: if it does, and may not.
+        """
+        changed = self.changed(earlier)
+        if not changed or not results:
+            return False
+        if not allowed:
+            raise InvalidRequest(
+                None,
+                f"{path}: has results of other options ({', '.join(changed)})",
+                "give those again, or another output, or --replace, which keeps a copy",
+            )
+        return True
+
 
 def _delimiter(given: str, kind: Format) -> str:
     """The character that an option for the delimiter means.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +72,7 @@ def run_here(
     refused_too: bool = False,
     replace_results: bool = False,
     progress: Show = "auto",
+    check: Callable[[], object] | None = None,
 ) -> Ended:
     """Run the rows that have no result yet, or only those that failed and may succeed now.
 
@@ -78,6 +80,7 @@ def run_here(
         given: rows in memory, which take the place of the input.
         refused_too: with ``only_failures``, run also those that a worker refused.
         replace_results: run with other options than the last run's, and keep a copy of its output.
+        check: called again and again while rows run. What it raises ends the run.
 
     Raises:
         InvalidRequest: if input or output cannot be used, or a worker refuses what the options ask
@@ -98,10 +101,13 @@ def run_here(
     ):
         if not only_failures:
             if earlier is not None:
-                _require_agreement(options, earlier, target, replace_results)
+                _say_other_input(options, earlier, path)
+                if options.replaces(earlier, path, target.store.count("results"), replace_results):
+                    target.keep_copy()
+                    target.store.spent(0)
             target.store.remember(options.settings)
         run = Run(client, options, source, target, only_failures, refused_too, progress)
-        finished = run.go(ordered=ordered)
+        finished = run.go(ordered=ordered, check=check)
         failures = target.store.failures(seen=source.whole)
         return Ended(finished, failures, run.cancelled, run.left)
 
@@ -153,12 +159,14 @@ class Run:
         first = f", the first of them {place_of(row.line, row.custom_id)}" if row else ""
         return left_text(rows) + first
 
-    def go(self, *, ordered: bool) -> bool:
+    def go(self, *, ordered: bool, check: Callable[[], object] | None) -> bool:
         """Run all rows and finish the files; False after an interrupt."""
         signals, finished, collector = StopSignals(), False, self._driver.collector
         try:
             with signals.caught():
                 for _ in self._driver.turns(signals):
+                    if check:
+                        check()
                     if self._seconds - self._target.store.seconds > SAVE_SECONDS:
                         self._target.store.spent(self._seconds)
                 finished = not collector.stopped
@@ -220,31 +228,13 @@ def detach(client: Client, options: RunOptions, given: Given | None = None) -> B
     return batch
 
 
-def _require_agreement(
-    options: RunOptions, earlier: RunOptions, target: Output, replace_results: bool
-) -> None:
-    """Copy the results of an earlier run with other options, if they may be replaced.
-
-    Raises:
-        InvalidRequest: if they may not.
-    """
+def _say_other_input(options: RunOptions, earlier: RunOptions, path: Path) -> None:
     if earlier.input != options.settings["input"]:
         click.echo(
-            f"{target.path} keeps its rows of {earlier.input}; for {options.input} alone, give "
-            "another output",
+            f"{path} keeps its rows of {earlier.input}; for {options.input} alone, give another "
+            "output",
             err=True,
         )
-    changed = options.changed(earlier)
-    if not changed or not target.store.count("results"):
-        return
-    if not replace_results:
-        raise InvalidRequest(
-            None,
-            f"{target.path}: has results of other options ({', '.join(changed)})",
-            "give those again, or another output, or --replace, which keeps a copy",
-        )
-    target.keep_copy()
-    target.store.spent(0)
 
 
 def _require_failed(options: RunOptions, source: Input, target: Output) -> None:

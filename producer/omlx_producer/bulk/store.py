@@ -333,7 +333,7 @@ class Store:
             if name.startswith("SQLITE_BUSY"):
                 raise InvalidRequest(
                     None,
-                    f"{self._path}: another omlx-submit is writing it",
+                    f"{self._path}: another command is writing it",
                     "wait for its end, or end it",
                 ) from None
             if name == "SQLITE_NOTADB":

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from omlx_producer.bulk.dry_run import look_through
+from omlx_producer.bulk.dry_run import has_rows_left, look_through
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.progress import STYLES, Style, failure_text
 from omlx_producer.bulk.run import Ended, run_here
@@ -107,8 +107,26 @@ class FileRun:
         """See `RunOptions.of` for the errors."""
         return RunOptions.of(self.input, given(self.asked))
 
-    def go(self, producer: Producer) -> None:
-        """Run, and end the command with an exit code other than 0 if rows failed or are left."""
+    def needs_worker(self, producer: Producer) -> bool:
+        """Whether rows are to run. What can be refused before that is refused; see `run_here`."""
+        options = self.options()
+        if self.dry_run or self.output is None:
+            return False
+        return has_rows_left(producer, options, self.output, replace_results=self.replace_results)
+
+    def go(
+        self,
+        producer: Producer,
+        before_retry: str = "",
+        check: Callable[[], object] | None = None,
+    ) -> None:
+        """Run, and end the command with an exit code other than 0 if rows failed or are left.
+
+        Args:
+            before_retry: what to do before failed rows are tried again, in words that ``and``
+                follows.
+            check: see `run_here`.
+        """
         options = self.options()
         if self.dry_run:
             findings = look_through(options, producer.models())
@@ -124,11 +142,12 @@ class FileRun:
                     ordered=self.ordered,
                     replace_results=self.replace_results,
                     progress=self.progress,
+                    check=check,
                 )
-            conclude(ended, self.output, self.input)
+            conclude(ended, self.output, self.input, before_retry)
 
 
-def conclude(ended: Ended, output: Path, source: str) -> None:
+def conclude(ended: Ended, output: Path, source: str, before_retry: str = "") -> None:
     """End a run of an input with its exit code, and say how to continue."""
     stdin = source == "-"
     if not ended.finished:
@@ -138,6 +157,7 @@ def conclude(ended: Ended, output: Path, source: str) -> None:
         raise click.exceptions.Exit(INTERRUPTED)
     if ended.failures:
         retry = with_command("retry", str(output), *(["--input", "FILE"] if stdin else []))
-        save = "save the input in FILE, and " if stdin else ""
-        click.echo(failure_text(ended.failures, save, retry), err=True)
+        steps = [step for step in (before_retry, "save the input in FILE" if stdin else "") if step]
+        needs = "".join(f"{step}, and " for step in steps)
+        click.echo(failure_text(ended.failures, needs, retry), err=True)
         raise click.exceptions.Exit(JOB_ENDED_BADLY)

@@ -25,6 +25,7 @@ from rq.worker_registration import clean_worker_registry, register
 from omlx_producer.outage import passes
 from omlx_producer.wire.keys import wake_channel, workers_key
 from omlx_worker.messages import MainMailbox, Ring, StopJob
+from omlx_worker.processes import lives
 from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.worker")
@@ -178,7 +179,7 @@ class RecordedWorker(Worker):
         if seen is None or death is not None:
             return False
         silent = (now() - utcparse(seen)).total_seconds()
-        gone = host == self.hostname and pid is not None and not _lives(int(pid))
+        gone = host == self.hostname and pid is not None and not lives(int(pid))
         if silent > TAKEOVER_SECONDS or gone:
             return True
         raise NameTaken(
@@ -234,20 +235,6 @@ class RecordedWorker(Worker):
         for limit in RateLimitRegistry.all(self.connection):
             limit.cleanup()
         self.last_cleaned_at = now()  # type: ignore[assignment]
-
-
-def _lives(pid: int) -> bool:
-    """Whether another process on this machine has this id.
-
-    In a restarted container this process may have the id of the dead worker.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
 
 
 def unique_name() -> str:

@@ -65,7 +65,7 @@ class EmbeddedRedis:
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.folder = folder
         self.port = port or free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.url = _local_url(self.port)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -116,20 +116,13 @@ class EmbeddedRedis:
 
     def _lock(self, log: IO[bytes]) -> None:
         """Take the folder. The server inherits ``log``, so the lock ends with the server."""
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                return fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    ports = _PORT.findall(Path(log.name).read_text(errors="replace"))
-                    url = f" redis://127.0.0.1:{ports[-1]}/0" if ports else ""
-                    raise ServerError(
-                        f"another embedded Redis server keeps its data in {self.folder}; connect "
-                        f"to that one with --redis-url{url}, or name another folder with "
-                        "--redis-dir"
-                    ) from None
-                time.sleep(0.05)
+        if not _locked(log):
+            url = _url_in(log)
+            raise ServerError(
+                f"another embedded Redis server keeps its data in {self.folder}; connect to that "
+                f"one with --redis-url{f' {url}' if url else ''}, or name another folder with "
+                "--redis-dir"
+            )
 
     def _make_private(self, log: Path) -> None:
         """Close the files of earlier starts to other users. The folder may be shared by choice."""
@@ -172,6 +165,42 @@ class EmbeddedRedis:
                 time.sleep(0.02)
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
         raise ServerError(f"the embedded Redis server does not start; its log ends with: {last}")
+
+
+def running_url(folder: Path) -> str | None:
+    """The URL of the server that keeps its data in a folder; None if none does.
+
+    It is asked for by who knows that no other starts one there.
+    """
+    log = folder / "server.log"
+    if not log.exists():
+        return None
+    with log.open("ab") as stream:
+        return None if _locked(stream) else _url_in(stream)
+
+
+def _locked(log: IO[bytes]) -> bool:
+    """Lock the log of a folder's server. False if another server keeps it for `LOCK_SECONDS`."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
+
+
+def _url_in(log: IO[bytes]) -> str | None:
+    """The URL of the server whose log this is, as its last start wrote it."""
+    ports = _PORT.findall(Path(log.name).read_text(errors="replace"))
+    return _local_url(ports[-1]) if ports else None
+
+
+def _local_url(port: int | str) -> str:
+    return f"redis://127.0.0.1:{port}/0"
 
 
 def find_server() -> str:

@@ -257,9 +257,7 @@ def test_an_output_has_one_writer(tmp_path: Path) -> None:
     with Output.open(out) as first:
         first.store.remember({"input": "x"})
         for again in (lambda: Output.open(out).__enter__(), lambda: read_settings(out)):
-            with pytest.raises(
-                InvalidRequest, match="run: another omlx-submit is writing it; wait"
-            ):
+            with pytest.raises(InvalidRequest, match="run: another command is writing it; wait"):
                 again()
     with Output.open(out) as second:
         assert second.store.run == first.store.run

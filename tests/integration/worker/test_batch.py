@@ -1,0 +1,128 @@
+"""`omlx-worker batch` where it starts no worker; tests/system/worker has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from omlx_worker import batch as batch_module
+from omlx_worker import cli
+from tests.helpers.bulk_runs import ids, wait_for_model, write_rows
+from tests.helpers.workers import ALIAS, wait_for, worker_process
+
+Batch = Callable[..., Result]
+
+
+@pytest.fixture
+def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
+    """The command in a folder, where it may start no worker."""
+
+    def no_worker(*_: object) -> None:
+        pytest.fail("a worker was started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(batch_module, "OwnWorker", no_worker)
+    return lambda *args: CliRunner().invoke(
+        cli.main, ["batch", *args, "--redis-dir", str(tmp_path / "redis")], prog_name="omlx-worker"
+    )
+
+
+@pytest.fixture
+def at_home(redis_url: str, connection: redis.Redis) -> Iterator[str]:
+    """The URL of a Redis with a worker of this machine."""
+    with worker_process(redis_url, lease_seconds=30.0):
+        wait_for_model(connection)
+        wait_for(lambda: connection.exists(f"omlx:workers:{ALIAS}"), what="a living worker")
+        yield redis_url
+
+
+def test_a_worker_of_this_machine_runs_the_rows(batch: Batch, at_home: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 5, model="gpt-4o-mini")
+    done = batch("-m", ALIAS, "rows.jsonl", "-o", "out.jsonl", "--redis-url", at_home)
+    assert done.exit_code == 0, done.output
+    assert f"of this machine serves {ALIAS}; using it\n" in done.stderr
+    assert sorted(ids(tmp_path / "out.jsonl")) == [f"r{n}" for n in range(5)]
+
+
+def test_the_worker_at_the_usual_redis_is_found(
+    batch: Batch, at_home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", at_home)
+    write_rows(tmp_path / "rows.jsonl", 2)
+    done = batch("-m", ALIAS, "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert not (tmp_path / "redis/server.log").exists()
+
+
+def test_a_worker_of_another_model_with_the_name_is_not_used(
+    batch: Batch, at_home: str, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    given = ("-m", "other/fake", "rows.jsonl", "-o", "out.jsonl", "--redis-url", at_home)
+    done = batch(*given)
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "omlx-worker: --model: got other/fake, but a worker of this machine serves fake as fake; "
+        "give another --model-alias\n"
+    )
+
+
+def test_a_finished_file_needs_no_worker(
+    batch: Batch, redis_url: str, connection: redis.Redis, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 3)
+    line = ("-m", ALIAS, "rows.jsonl", "-o", "out.jsonl", "--redis-url", redis_url)
+    with worker_process(redis_url):
+        wait_for_model(connection)
+        wait_for(lambda: connection.exists(f"omlx:workers:{ALIAS}"), what="a living worker")
+        assert batch(*line).exit_code == 0
+    done = batch(*line)
+    assert done.exit_code == 0, done.output
+    assert "0 rows in 0.0 s: 0 ok, 0 failed; done before: 3\n" in done.stderr
+
+
+def test_rows_are_counted_without_a_worker(batch: Batch, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 3)
+    done = batch("-m", ALIAS, "rows.jsonl", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert '"rows": 3, "bad": {}' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["none.csv", "-o", "out.csv"], "none.csv: there is no such file; give an input, or - "),
+        (["rows.csv"], "--output: missing; say where results go"),
+        (["rows.csv", "-o", "rows.csv", "--template", "{text}"], "rows.csv: would write over"),
+        (
+            ["rows.csv", "-o", "out.csv", "--template", "{name}"],
+            "--template: got '{name}', but the input lacks the column name; it has id, text",
+        ),
+        (["rows.csv", "-o", "out.csv", "--templte", "{text}"], "--templte: no such option; did "),
+        (["rows.csv", "-o", "out.csv", "--temperature", "5"], "--temperature: got 5.0; give a "),
+        (["rows.csv", "-o", "out.csv", "--max-batch", "0"], "--max-batch: got 0; give a whole "),
+        (["rows.csv", "-o", "other.csv", "--template", "{text}"], "other.csv: exists and is of no"),
+        (["-o", "out.csv"], "INPUT: missing; see omlx-worker batch --help"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(
+    batch: Batch, tmp_path: Path, given: list[str], said: str
+) -> None:
+    (tmp_path / "rows.csv").write_text("id,text\n1,a\n")
+    (tmp_path / "other.csv").write_text("something\n")
+    done = batch("-m", "demo", *given)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith(f"omlx-worker: {said}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.csv.run").exists()
+
+
+def test_options_of_the_worker_and_of_the_run_have_names_of_their_own() -> None:
+    flags = [flag for param in batch_module.batch.params for flag in param.opts]
+    names = [param.name for param in batch_module.batch.params]
+    assert len(flags) == len(set(flags))
+    assert len(names) == len(set(names))

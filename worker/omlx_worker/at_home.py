@@ -1,0 +1,111 @@
+"""What commands of this machine share: which worker serves a model here, and who uses what.
+
+Of several commands that use one thing at a time, the one that has started it ends it, once no other
+uses it. Locks of files say who does: a lock ends with its process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, TypeVar
+
+import click
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from rq import Worker
+
+from omlx_producer.client.workers import WorkerFigures, read_workers
+from omlx_producer.connection import connect, redis_url
+from omlx_producer.environment import DOTENV
+from omlx_producer.errors import OmlxQueueError
+from omlx_worker.processes import lives
+from omlx_worker.queue.embedded import running_url
+
+LOOK_SECONDS = 0.2
+
+_Thing = TypeVar("_Thing")
+Tell = Callable[[str], object]
+
+
+def worker_here(connection: Redis, alias: str) -> WorkerFigures | None:
+    """The worker of this machine that serves a model and takes jobs; None without one."""
+    for worker in read_workers(connection, alias):
+        if worker.host == socket.gethostname() and worker.state != "draining":
+            key = Worker.redis_worker_namespace_prefix + worker.name
+            if (pid := connection.hget(key, "pid")) and lives(int(pid)):
+                return worker
+    return None
+
+
+def find_server(folder: Path, alias: str) -> str | None:
+    """The URL of the usual Redis if it answers and has a worker of this machine for the model; else
+    of the embedded server that keeps its data in a folder. None if none does."""
+    usual = redis_url(env_file=DOTENV)
+    with (
+        contextlib.suppress(RedisError, OmlxQueueError),
+        connect(usual, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)) as connection,
+    ):
+        if worker_here(connection, alias):
+            return usual
+    return running_url(folder)
+
+
+@contextlib.contextmanager
+def shared(
+    place: Path,
+    find: Callable[[], _Thing | None],
+    start: Callable[[], AbstractContextManager[_Thing]],
+    tell: Tell,
+) -> Iterator[_Thing]:
+    """Use a thing of this machine, or start it.
+
+    Whoever has started it waits at the end of the block until no other command uses it, unless an
+    error ends the block.
+
+    Args:
+        place: of the locks, a path without a suffix.
+        tell: told what is waited for.
+    """
+    place.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        with _lock_file(place, ".start") as starting:
+            _wait_for(starting, lambda: tell("another command starts it"))
+            users = stack.enter_context(_lock_file(place, ".users"))
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if (thing := find()) is None:
+                thing = stack.enter_context(start())
+
+                def leave(kind: type[BaseException] | None, *_: object) -> None:
+                    if kind is None or issubclass(kind, click.exceptions.Exit):
+                        _wait_for(
+                            users,
+                            lambda: tell("another command uses it; Ctrl-C ends both"),
+                        )
+
+                stack.push(leave)
+        yield thing
+
+
+def _lock_file(place: Path, suffix: str) -> IO[bytes]:
+    return place.with_name(place.name + suffix).open("ab")
+
+
+def _wait_for(file: IO[bytes], busy: Callable[[], object]) -> None:
+    """Wait until no other process has a lock of a file, then hold it."""
+    told = False
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not told:
+                busy()
+                told = True
+            time.sleep(LOOK_SECONDS)

@@ -1,0 +1,142 @@
+"""``omlx-worker batch``: a file, and all that it needs of this machine, in one command."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from omlx_producer.commands.file_run import FileRun, file_options
+from omlx_producer.commands.session import open_producer, with_command
+from omlx_producer.producer import Producer
+from omlx_producer.program import INVALID, JOB_ENDED_BADLY, SectionedCommand, fail, say
+from omlx_worker import at_home, waiting
+from omlx_worker.connection import server_url
+from omlx_worker.options import arguments_of, read_settings, require_mlx, settings_options
+from omlx_worker.own_worker import OwnWorker, WorkerEnded
+from omlx_worker.settings import WorkerSettings
+
+# Of the worker, beside those of where Redis is.
+_WORKERS = (
+    *("model", "model_alias", "mtp_from", "draft_model", "max_batch"),
+    *("mode", "mtp_depth", "fixed_shapes", "memory_limit"),
+)
+
+Check = Callable[[], object]
+
+
+@click.command(cls=SectionedCommand)
+@settings_options((*_WORKERS, "redis_url", "redis_dir"))
+@file_options
+def batch(redis_url: str | None, redis_dir: str | None, **values: Any) -> None:
+    """Run a file with a model of this machine, or resume.
+
+    INPUT and its options are those of omlx-submit run. A Redis server and a worker run as long as
+    the file needs them; a worker of this machine that serves the model is used instead. All rows
+    run on this model. Other options of the worker are OMLX_QUEUE_<OPTION> in the environment.
+
+    Exit codes: 0 all rows are done, 1 some failed or the worker broke, 2 usage or no such model,
+    3 Redis unreachable, 130 interrupted.
+    """
+    options = {name: values.pop(name) for name in _WORKERS}
+    settings, _ = read_settings(options | {"redis_url": redis_url, "redis_dir": redis_dir})
+    file = FileRun.of(values | {"model": settings.alias, "require_known_model": False})
+    require_mlx()
+    # What a server says to its clients is for none here.
+    logging.getLogger("omlx_worker").addHandler(logging.NullHandler())
+    try:
+        with _server(settings) as url, open_producer(url) as producer:
+            if not file.needs_worker(producer):
+                return file.go(producer, _advice(settings, options))
+            with _worker(settings, options, producer, file, url) as check:
+                file.go(producer, _advice(settings, options), check)
+    except WorkerEnded as error:
+        go_on = "" if error.loading else f"; continue {with_command(stdin=file.input == '-')}"
+        fail(error.code if error.code > 0 else JOB_ENDED_BADLY, f"{error}{go_on}")
+
+
+def _advice(settings: WorkerSettings, options: Mapping[str, Any]) -> str:
+    """How to get a worker for failed rows, in words that ``and`` follows."""
+    redis = [] if settings.redis_url else ["--embedded-redis"]
+    command = ["omlx-worker", "run", *arguments_of(options), *redis]
+    return f"start {shlex.join(command)} in another terminal"
+
+
+@contextlib.contextmanager
+def _server(settings: WorkerSettings) -> Iterator[str]:
+    """The URL of the Redis that is named; else of the one that has a worker of this machine; else
+    of the embedded one."""
+    if settings.redis_url:
+        yield settings.redis_url
+        return
+    embedded = settings.model_copy(update={"embedded_redis": True})
+    with at_home.shared(
+        settings.redis_dir / "server",
+        lambda: at_home.find_server(settings.redis_dir, settings.alias),
+        lambda: server_url(embedded, ()),
+        lambda waits: say(f"Redis: {waits}"),
+    ) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _worker(
+    settings: WorkerSettings,
+    options: Mapping[str, Any],
+    producer: Producer,
+    file: FileRun,
+    url: str,
+) -> Iterator[Check]:
+    """A worker of this machine for the model, started here if there is none.
+
+    Yields what raises WorkerEnded once it has ended, if it was started here.
+    """
+
+    def find() -> Check | None:
+        if (found := at_home.worker_here(producer.connection, settings.alias)) is None:
+            return None
+        served = producer.models()[settings.alias].model
+        if not _same(served, settings.model):
+            fail(
+                INVALID,
+                f"--model: got {shlex.quote(settings.model)}, but a worker of this machine serves "
+                f"{served} as {settings.alias}; give another --model-alias",
+            )
+        if file.progress != "none":
+            say(f"worker {found.name} of this machine serves {settings.alias}; using it")
+        return lambda: None
+
+    @contextlib.contextmanager
+    def start() -> Iterator[Check]:
+        worker, at_once = OwnWorker(settings, arguments_of(options), url), True
+        try:
+            with waiting.shown(file.progress, settings.alias) as show:
+                worker.wait_until(
+                    lambda: at_home.worker_here(producer.connection, settings.alias), show
+                )
+            yield worker.require_running
+            at_once = False
+        except click.exceptions.Exit:
+            at_once = False
+            raise
+        finally:
+            worker.end(at_once=at_once)
+
+    with at_home.shared(
+        settings.redis_dir / f"worker-{quote(settings.alias, safe='')}",
+        find,
+        start,
+        lambda waits: say(f"{settings.alias}: {waits}"),
+    ) as check:
+        yield check
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two names of models mean the same folder, or are the same."""
+    return one == other or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()

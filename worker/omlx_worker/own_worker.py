@@ -1,0 +1,101 @@
+"""A worker as a child of a command, from its start until nobody uses it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+from omlx_producer.environment import PREFIX
+from omlx_worker.processes import child_command
+from omlx_worker.settings import WorkerSettings
+
+LOOK_SECONDS = 0.2
+END_SECONDS, END_AT_ONCE_SECONDS = 15.0, 0.5
+_SENTENCE = "omlx-worker: "
+
+
+class WorkerEnded(RuntimeError):
+    """The worker has ended while it was needed. The message is its own sentence if it has left one.
+
+    Attributes:
+        code: what it ended with; negative for a signal.
+        loading: whether it had not loaded its model.
+    """
+
+    def __init__(self, code: int, log: Path, *, loading: bool) -> None:
+        self.code = code
+        self.loading = loading
+        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        own = last.removeprefix(_SENTENCE)
+        super().__init__(own if own != last else f"the worker {how}; its log is {log}")
+
+
+class OwnWorker:
+    """``omlx-worker run`` in a process that ends with this one, and that Ctrl-C does not reach.
+
+    Args:
+        arguments: its options.
+        url: of Redis. It may hold a password, which other users would see among the arguments.
+    """
+
+    def __init__(self, settings: WorkerSettings, arguments: Iterable[str], url: str) -> None:
+        self._log = settings.state_dir / f"batch-{quote(settings.alias, safe='')}.log"
+        self._loading = True
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        names = {"REDIS_URL": url, "EMBEDDED_REDIS": "false", "BURST": "false"}
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                child_command(
+                    "omlx_worker.cli",
+                    "omlx-worker",
+                    *("run", "--log-file", str(self._log.resolve()), *arguments),
+                    seconds=0,
+                ),
+                stdin=subprocess.PIPE,
+                stderr=output,
+                env={**os.environ, **{PREFIX + name: value for name, value in names.items()}},
+                start_new_session=True,
+            )
+
+    def require_running(self) -> None:
+        """Raise WorkerEnded if it is not."""
+        if (code := self._process.poll()) is not None:
+            raise WorkerEnded(code, self._log, loading=self._loading)
+
+    def wait_until(self, ready: Callable[[], object], show: Callable[[str], object]) -> None:
+        """Wait while it loads its model.
+
+        Args:
+            show: told what is being downloaded, empty if nothing is.
+
+        Raises:
+            WorkerEnded: see `require_running`.
+        """
+        while not ready():
+            self.require_running()
+            show(self._download())
+            time.sleep(LOOK_SECONDS)
+        self._loading = False
+
+    def end(self, *, at_once: bool) -> None:
+        """Let it finish its rows, or give them back."""
+        for patience in (END_AT_ONCE_SECONDS if at_once else END_SECONDS, END_SECONDS):
+            self._process.terminate()
+            try:
+                self._process.wait(patience)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.kill()
+        self._process.wait()
+
+    def _download(self) -> str:
+        """The bar of a download, which writes it over the one before."""
+        last = self._log.read_text(errors="replace").rstrip("\r\n")
+        last = last.rpartition("\n")[2].rpartition("\r")[2]
+        return last.strip() if "%|" in last else ""
