@@ -19,6 +19,7 @@ from omlx_producer.client.models import takes_chats
 from omlx_producer.connection import connect, redis_url
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.producer import Producer
+from omlx_producer.schemas import bounded
 
 # Every command of llm asks for the models.
 ANSWER_SECONDS = 1.0
@@ -65,7 +66,7 @@ class QueueModel(llm.Model):
         """
         fields = prompt.options.model_dump(exclude_none=True)
         if prompt.schema:
-            named = {"name": "answer", "schema": prompt.schema}
+            named = {"name": "answer", "schema": bounded(prompt.schema)}
             fields["response_format"] = {"type": "json_schema", "json_schema": named}
         try:
             with Producer() as producer:

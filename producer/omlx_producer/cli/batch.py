@@ -15,9 +15,9 @@ from omlx_producer.bulk.progress import left_text, written_text
 from omlx_producer.bulk.table import TableForm, columns_of
 from omlx_producer.commands.options import (
     choice_option,
-    json_schema_option,
     output_option,
     run_options,
+    schema_option,
 )
 from omlx_producer.commands.session import goes_on, open_producer, redis_option
 from omlx_producer.program import JOB_ENDED_BADLY, NOT_ENDED, SectionedCommand, option
@@ -37,7 +37,7 @@ batch_argument = click.argument("batch_id")
 @option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
 @option("--keep", section="Output", is_flag=True, help="Leave the results in Redis, too.")
 @run_options("Output", "with_body", "csv_safe")
-@json_schema_option("Columns for its properties in a CSV or Parquet.", section="Output")
+@schema_option("Columns for its properties in a CSV or Parquet.", section="Output")
 @choice_option("Columns for their probabilities; repeatable.", section="Output")
 @redis_option
 def results(

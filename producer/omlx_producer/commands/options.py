@@ -12,7 +12,9 @@ import click
 from pydantic.fields import FieldInfo
 
 from omlx_producer.bulk.options import RunOptions
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.program import option
+from omlx_producer.schemas import short_schema
 from omlx_producer.wire import LOOPS, GenerationRequest, NamedSchema
 from omlx_producer.wire.remedy import kinds_of, remedy_of
 
@@ -125,24 +127,52 @@ def run_options(section: str, *names: str) -> Callable[[_Command], _Command]:
     return decorate
 
 
-def _document(path: Path) -> Any:
+def _read(path: Path) -> bytes:
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{path} is not JSON ({error})") from None
+        return path.read_bytes()
     except OSError as error:
         raise click.BadParameter(f"{path} cannot be read ({error.strerror})") from None
 
 
+def _document(name: str | Path, text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{name} is not JSON ({error})") from None
+
+
 def _response_format(
-    _context: click.Context, _parameter: click.Parameter, path: Path | None
+    _context: click.Context, _parameter: click.Parameter, given: str | None
 ) -> dict[str, Any] | None:
-    if path is None:
+    if given is None:
         return None
-    schema = _document(path)
+    return {"type": "json_schema", "json_schema": {"name": "answer"} | _named(_schema(given))}
+
+
+def _schema(given: str) -> dict[str, Any]:
+    """The schema of a file, of JSON, or of the short form."""
+    if given.lstrip().startswith("{"):
+        return _object("the schema", given)
+    if given.endswith(".json") or _is_file(given):
+        return _object(given, _read(Path(given)))
+    try:
+        return short_schema(given)
+    except InvalidRequest as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:
+        return False
+
+
+def _object(name: str, text: str | bytes) -> dict[str, Any]:
+    schema = _document(name, text)
     if not isinstance(schema, dict):
-        raise click.BadParameter(f"{path} holds no object; give a JSON schema")
-    return {"type": "json_schema", "json_schema": {"name": "answer"} | _named(schema)}
+        raise click.BadParameter(f"{name} holds no object; give a JSON schema")
+    return schema
 
 
 def _named(given: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +192,7 @@ def _tools(
 ) -> list[Any] | None:
     if path is None:
         return None
-    tools = _document(path)
+    tools = _document(path, _read(path))
     if not isinstance(tools, list) or not tools:
         raise click.BadParameter(f"{path} holds no list; give a list of tools as OpenAI has them")
     return tools
@@ -183,13 +213,13 @@ def texts(
     return list(values) or None
 
 
-def json_schema_option(help: str, *, section: str) -> Callable[[_Command], _Command]:
-    """An option for a file with a schema; its value is a ``response_format``."""
+def schema_option(help: str, *, section: str) -> Callable[[_Command], _Command]:
+    """An option for a schema; its value is a ``response_format``."""
     return option(
-        "--json-schema",
+        "--schema",
         "response_format",
         section=section,
-        type=_FILE,
+        metavar="FILE|FIELDS",
         callback=_response_format,
         help=help,
     )
@@ -204,7 +234,9 @@ def form_options() -> list[Callable[[Any], Any]]:
     """The options of the answer's form."""
     section = "Answer"
     return [
-        json_schema_option("The answer is JSON that matches this schema.", section=section),
+        schema_option(
+            "The answer is JSON: of a file, or of fields: name, year int.", section=section
+        ),
         option("--regex", section=section, help="The answer matches this regular expression."),
         choice_option("The answer is one of these; repeatable.", section=section),
         option(
@@ -254,7 +286,7 @@ def refuse_conflicts(raw: bool, system: str | None, sampling: Mapping[str, Any])
     """Refuse two options of which a request has only one."""
     raws = {"--raw": raw or None}
     forms = {
-        "--json-schema": sampling["response_format"],
+        "--schema": sampling["response_format"],
         "--regex": sampling["regex"],
         "--choice": sampling["choice"],
     }

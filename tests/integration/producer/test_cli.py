@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from omlx_producer import JobHandle, Producer
 from omlx_producer.cli.main import cli
+from omlx_producer.schemas import short_schema
 from omlx_producer.wire import parse_event
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
@@ -71,9 +72,16 @@ def test_the_form_of_the_answer_is_given_by_files_and_patterns(
     schema, tools = tmp_path / "schema.json", tmp_path / "tools.json"
     schema.write_text('{"type": "object"}')
     tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
-    assert run("x", "--json-schema", str(schema)).exit_code == 0
+    assert run("x", "--schema", str(schema)).exit_code == 0
     named = {"name": "answer", "schema": {"type": "object"}}
     assert served["request"]["response_format"] == {"type": "json_schema", "json_schema": named}
+    assert run("x", "--schema", ' {"type": "object"}').exit_code == 0
+    assert served["request"]["response_format"]["json_schema"] == named
+    assert run("x", "--schema", "name, year int").exit_code == 0
+    assert served["request"]["response_format"]["json_schema"] == {
+        "name": "answer",
+        "schema": short_schema("name, year int"),
+    }
     assert run("x", "--regex", "[0-9]+").exit_code == 0
     assert served["request"]["structured_outputs"] == {"regex": "[0-9]+"}
     assert run("x", "--choice", "a", "--choice", "b").exit_code == 0
@@ -85,16 +93,16 @@ def test_the_form_of_the_answer_is_given_by_files_and_patterns(
 @pytest.mark.parametrize(
     ("content", "args", "sentence"),
     [
-        ("{", ("--json-schema",), "schema.json is not JSON"),
-        ("[]", ("--json-schema",), "schema.json holds no object; give a JSON schema"),
-        ('{"type": "objec"}', ("--json-schema",), "--json-schema: type: got 'objec'; give one of"),
+        ("{", ("--schema",), "schema.json is not JSON"),
+        ("[]", ("--schema",), "schema.json holds no object; give a JSON schema"),
+        ('{"type": "objec"}', ("--schema",), "--schema: type: got 'objec'; give one of"),
         ("{}", ("--tools",), "schema.json holds no list; give a list of tools as OpenAI"),
         ("[{}]", ("--raw", "--tools"), "--tools does not go with --raw; leave one of the two out"),
         ("[{}]", ("--tools",), "tools[0].type: missing; give "),
         (
             "{}",
-            ("--regex", "a", "--json-schema"),
-            "--regex does not go with --json-schema; leave one of the two out",
+            ("--regex", "a", "--schema"),
+            "--regex does not go with --schema; leave one of the two out",
         ),
     ],
 )
@@ -105,6 +113,22 @@ def test_a_form_that_is_none_is_told_in_one_sentence(
     done = run("x", *args, str(tmp_path / "schema.json"))
     assert done.exit_code == 2
     assert sentence in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("none.json", "--schema: none.json cannot be read (No such file or directory)"),
+        ('{"type": ', "--schema: the schema is not JSON"),
+        ("year date", "--schema: year: got 'date'; give int, float, bool, str"),
+        ("x" * 300 + "/y", "--schema: got "),
+    ],
+)
+def test_a_schema_that_is_none_is_told_in_one_sentence(run: Run, given: str, sentence: str) -> None:
+    done = run("x", "--schema", given)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_result_that_is_only_calls_is_shown_as_json(
@@ -233,7 +257,7 @@ def test_a_schema_may_come_in_the_wrappers_of_openai(
 ) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(document))
-    assert run("x", "--json-schema", str(file)).exit_code == 0
+    assert run("x", "--schema", str(file)).exit_code == 0
     assert served["request"]["response_format"] == {"type": "json_schema", "json_schema": named}
 
 

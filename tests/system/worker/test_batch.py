@@ -84,8 +84,8 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     commands = Commands(tmp_path)
     yield commands
     for process in commands.started:
-        process.kill()
-        process.wait()
+        with process:
+            process.kill()
 
 
 def require_whole(folder: Path, output: str) -> None:

@@ -83,7 +83,7 @@ def test_an_error_of_redis_exits_with_3_and_its_remedy(error: RedisError, said: 
         ("stop[1]", "--stop[1]"),
         ("model", "--model"),
         ("structured_outputs.choice[0]", "--choice[0]"),
-        ("response_format.json_schema.schema.type", "--json-schema: type"),
+        ("response_format.json_schema.schema.type", "--schema: type"),
         ("logit_bias.'5'", "--logit-bias 5"),
         ("prompt", "prompt"),
         ("top_logprobs", "--top-logprobs"),

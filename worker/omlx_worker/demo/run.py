@@ -59,7 +59,7 @@ DRAFTED = "bold green"
 COLOURS = {"a": "cyan", "b": "magenta", "": "dim"}
 TABLE = [
     *("omlx-submit", "run", "releases.csv", "-o", "table.csv"),
-    *("--template", "assert to_json({call}) == ", "--json-schema", "release.json"),
+    *("--template", "assert to_json({call}) == ", "--schema", "release.json"),
 ]
 
 

@@ -267,7 +267,7 @@ def test_a_table_of_a_batch_has_its_failures_in_their_places(
     assert output.read_text().splitlines()[0].endswith(",error,response")
     schema = tmp_path / "schema.json"
     schema.write_text('{"properties": {"name": {}}}')
-    run("results", batch.id, "-o", str(output), "--json-schema", str(schema))
+    run("results", batch.id, "-o", str(output), "--schema", str(schema))
     assert output.read_text().splitlines()[0].endswith(",error,name")
 
 

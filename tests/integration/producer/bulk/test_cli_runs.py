@@ -190,7 +190,7 @@ def test_how_to_continue_is_told_after_the_reason(run: Run, tmp_path: Path) -> N
 def test_a_schema_gives_the_table_columns_also_in_a_retry(run: Run, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"name": {}}}')
     write_rows(tmp_path / "rows.jsonl", 2)
-    options = ("rows.jsonl", "-o", "out.csv", "--json-schema", "schema.json", "--progress", "none")
+    options = ("rows.jsonl", "-o", "out.csv", "--schema", "schema.json", "--progress", "none")
     assert run("run", *options).exit_code == 0
     table = (tmp_path / "out.csv").read_text()
     assert table.splitlines()[0].endswith(",error,name")
@@ -713,11 +713,11 @@ def test_a_broken_zipped_input_is_told_before_anything_runs(run: Run, tmp_path: 
             "--regex: the regular expression cannot be compiled (uncl",
         ),
         (
-            "--json-schema",
+            "--schema",
             {"uniqueItems": True},
-            "--json-schema: the schema cannot be compiled (",
+            "--schema: the schema cannot be compiled (",
         ),
-        ("--json-schema", {"type": "objekt"}, "--json-schema: type: got 'objekt'; give one of "),
+        ("--schema", {"type": "objekt"}, "--schema: type: got 'objekt'; give one of "),
     ],
 )
 def test_options_that_no_row_can_have_are_told_once_before_any_row(
