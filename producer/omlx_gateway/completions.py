@@ -1,4 +1,4 @@
-"""Chats, text completions, responses and vectors: a request is a job, and its answer the result."""
+"""Chats, text completions, responses, vectors and rerankings: jobs whose results are the answer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from omlx_gateway.access import (
 from omlx_gateway.errors import ApiError, api_error
 from omlx_gateway.gateway import Gateway, cancel, read_priority
 from omlx_gateway.quotas import note_waiting, require_rate, require_room
+from omlx_gateway.rerank import Reranking
 from omlx_gateway.streaming import JobStream, event_stream
-from omlx_producer import AsyncJobHandle
+from omlx_producer import AsyncJobHandle, InvalidRequest, JobCancelled, JobFailed
 from omlx_producer.client.outcome import fetch_job, unknown_job
-from omlx_producer.errors import InvalidRequest, JobCancelled, JobFailed
 from omlx_producer.wire import (
     CHAT_URL,
     COMPLETION_URL,
@@ -48,23 +48,39 @@ RESULT_SECONDS = 3600
 MAX_PROMPTS = 128
 MAX_ANSWER_BYTES = 32 * 2**20
 """Of an answer to several prompts."""
+RERANK_URL = "/v1/rerank"
 _STREAM_OPTIONS = ("include_usage", "include_drafted", "include_obfuscation")
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})(?::(\d{1,18}))?")
 
 
-# The field of each endpoint's prompt, and one of another endpoint's, which is refused.
-_ENDPOINTS = {
-    CHAT_URL: ("messages", "prompt"),
-    COMPLETION_URL: ("prompt", "messages"),
-    RESPONSES_URL: ("input", "messages"),
-    EMBEDDINGS_URL: ("input", "messages"),
-}
+async def chat(request: Request) -> Response:
+    return await _complete(request, "messages", "prompt")
 
 
-async def complete(request: Request) -> Response:
-    """Answer a request."""
+async def text(request: Request) -> Response:
+    return await _complete(request, "prompt", "messages")
+
+
+async def response(request: Request) -> Response:
+    return await _complete(request, "input", "messages")
+
+
+async def embeddings(request: Request) -> Response:
+    return await _complete(request, "input", "messages")
+
+
+async def rerank(request: Request) -> Response:
+    return await _complete(request, "query", "messages")
+
+
+async def _complete(request: Request, own: str, foreign: str) -> Response:
+    """Answer a request.
+
+    Args:
+        own: the field of its prompt.
+        foreign: a field of another endpoint's prompt, which is refused.
+    """
     url = request.url.path
-    own, foreign = _ENDPOINTS[url]
     gateway, owner = Gateway.of(request), owner_of(request)
     priority = allowed_priority(request, read_priority(request))
     key = request.headers.get("idempotency-key")
@@ -82,6 +98,7 @@ async def complete(request: Request) -> Response:
         require_model(request, model if isinstance(model, str) else None)
         if url == RESPONSES_URL:
             body = await run_in_threadpool(chat_fields, body)
+        ranking = await run_in_threadpool(Reranking.of, body) if url == RERANK_URL else None
         floats = url == EMBEDDINGS_URL and body.get("encoding_format") in (None, "float")
         if floats:
             body.pop("encoding_format", None)
@@ -90,7 +107,10 @@ async def complete(request: Request) -> Response:
         form = JobStream(own == "messages", str(model or ""), _stream_options(body))
         last = request.headers.get("last-event-id") if streams else None
         if not last:
-            bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
+            if ranking:
+                bodies = ranking.chats(salt)
+            else:
+                bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
             await require_room(gateway, owner)
             await require_rate(gateway, key_of(request), _count_texts(bodies) - 1)
             keys = [key and f"{key}:{n}" for n in range(len(bodies))] if bodies[1:] else [key]
@@ -124,6 +144,8 @@ async def complete(request: Request) -> Response:
     headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
     if form.echoed is not None:
         return JSONResponse(response_of(form.echoed, results[0]), headers=headers)
+    if ranking:
+        return JSONResponse(ranking.answer(results), headers=headers)
     if floats:
         written = await run_in_threadpool(_with_floats, results[0])
         return Response(written, media_type="application/json", headers=headers)
@@ -322,4 +344,11 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-routes = [Route(url, complete, methods=["POST"]) for url in _ENDPOINTS]
+# Metrics name these functions.
+routes = [
+    Route(CHAT_URL, chat, methods=["POST"]),
+    Route(COMPLETION_URL, text, methods=["POST"]),
+    Route(RESPONSES_URL, response, methods=["POST"]),
+    Route(EMBEDDINGS_URL, embeddings, methods=["POST"]),
+    Route(RERANK_URL, rerank, methods=["POST"]),
+]

@@ -187,6 +187,7 @@ class FakeEngine:
     def reported(self) -> list[Emission]:
         """A token's log-probability is minus its id; the likeliest are always a, b and c.
 
+        What a decision scores gets a share of it, as small as there are ``!`` in the prompt.
         A vector counts up from the number of its tokens.
         """
         told = []
@@ -199,12 +200,13 @@ class FakeEngine:
             if row.prompt_logprobs is None or state.unread or state.scored:
                 continue
             state.scored = True
+            calm = 1 + (row.prompt.count(ord("!")) if row.targets else 0)
             top = [(letter, ord(letter), -0.5 - at) for at, letter in enumerate("abc")]
             scores = [
                 PromptLogprob(
                     token=chr(token),
                     token_id=token,
-                    logprob=-float(token) if place else 0.0,
+                    logprob=-token / calm if place else 0.0,
                     top=top[: row.prompt_logprobs],
                     rank=7 if place else 0,
                 )

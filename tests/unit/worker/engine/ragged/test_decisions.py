@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import mlx.nn as nn
 import pytest
 
+from omlx_gateway.rerank import Reranking
 from omlx_producer.wire import GenerationRequest, InvalidRequest, ModelInfo
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged import reading
@@ -150,3 +153,34 @@ def test_choices_that_do_not_fit_the_context_are_refused(qwen: Loaded) -> None:
     sentence = "^prompt: 65 tokens with the choices do not fit the context of tiny"
     with pytest.raises(InvalidRequest, match=sentence):
         prompter(qwen, 64).rows(ask(["yes", "no", "noble"], prompt="x" * 61), "job")
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""Of Qwen3's chat template what these chats meet."""
+
+
+def test_a_document_is_read_in_the_form_of_qwens_reranker_and_scored_at_its_end(
+    qwen: Loaded,
+) -> None:
+    tokenizer = copy.deepcopy(qwen.tokenizer)
+    tokenizer._tokenizer.chat_template = CHATML
+    [chat] = Reranking.of({"query": "pets", "documents": ["a cat"]}).chats(None)
+
+    [row, *_] = prompter(replace(qwen, tokenizer=tokenizer)).rows(
+        GenerationRequest.parse(chat | {"model": "m"}), "job"
+    )
+
+    place = row.targets[0].place
+    assert tokenizer.decode(row.prompt[:place]) == (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        'and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+        "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+        "answer the query\n<Query>: pets\n<Document>: a cat<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    first = {target.token for target in row.targets if target.place == place}
+    assert first == {tokenizer.encode(letter)[0] for letter in "yn"}
