@@ -56,7 +56,7 @@ class Counters:
         prompt_tokens: tokens read, including those read again, and the last token of each prompt,
             which its first step reads.
         cached_tokens: tokens not read, because a prefix was kept.
-        traces: steps that rows waited for until they were traced for a new shape.
+        traces: steps and windows that rows waited for until they were traced for a new shape.
         contests: comparisons of kernels that rows waited for.
         pauses: how often a row made place for a more urgent one.
     """

@@ -26,8 +26,8 @@ class Stage(Enum):
 class DecodeRow:
     """One sequence being generated. Its stage changes in the methods here alone.
 
-    The main thread makes it and the decode thread owns it from its admission on. The traffic
-    thread reads ``tokens``, as far as emissions have told it.
+    A thread that prepares jobs makes it; the decode thread owns it from its admission on. The
+    traffic thread reads ``tokens``, as far as emissions have told it.
 
     Attributes:
         request: what to generate, as the engine takes it.

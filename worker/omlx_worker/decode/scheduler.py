@@ -1,18 +1,18 @@
 """Which row runs next. Knows no engine, no Redis and no threads.
 
 Rows wait until a place in the batch is free, the best level first and the oldest first among
-equals. A row that has waited for `PATIENCE_SECONDS` goes before all others and is not paused
-again, so no row waits for ever. When the batch is full and a row of the best level waits, the
-youngest row of the lowest level is paused and takes its turn again later. When a choice of a job
-joins, its other choices queue up again, behind the rows that came in the meantime.
+equals. A row that has waited for `PATIENCE_SECONDS` counts as one of the best level and is not
+paused again, so no row waits for ever. Where a row of that level has no place, the bulk row that
+joined last is paused and takes its turn again later. When a choice of a job joins, its other
+choices queue up again, behind the rows that came in the meantime.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
 than one chunk. Within a level chunks go to the oldest row and to the shortest rest by turns: a
 short prompt does not wait for the end of a long one, nor a long one for a stream of short ones.
 Rows of one level join until prompts that are not twice as long fill `AHEAD` chunks, and are read
-together. A chunk of bulk rows waits until decoding without them has cost as much as a chunk costs
-however few its tokens, so that rows that come meanwhile share it. A row waits while another one
-reads a beginning that both prompts share, and takes it from the prefix cache then.
+together. A chunk of bulk rows that is half empty waits until decoding without them has cost as much
+as a chunk costs however few its tokens, so that rows that come meanwhile share it. A row waits
+while another one reads a beginning that both share, and takes it from the prefix cache then.
 """
 
 from __future__ import annotations

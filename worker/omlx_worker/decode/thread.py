@@ -1,7 +1,7 @@
 """The decode thread: commands in, engine steps, emissions out.
 
-The engine is made and used in this thread alone, except `Engine.prepare`. Nothing here waits for
-Redis: what a step produced goes to the traffic thread's mailbox, and the next step begins.
+The engine is made and used in this thread, but for what `Engine` lets any call. Nothing here waits
+for Redis: what a step produced goes to the traffic thread's mailbox, and the next step begins.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Batched generation with MLX. Knows no Redis and no RQ; nothing else here imports MLX."""
+"""Batched generation with MLX. Knows no Redis and no RQ; only `bench` and `demo` import MLX too."""

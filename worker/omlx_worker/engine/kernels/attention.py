@@ -11,7 +11,7 @@ import mlx.core as mx
 from omlx_worker.engine.kernels.window import Window
 
 Pair = tuple[mx.array, mx.array]
-"""Keys ``[S, H, L, D]`` and values ``[S, H, L, Dv]``."""
+"""Keys ``[S, H, L, D]`` and values ``[S, H, L, Dv]``; of a pool, a page in place of a slot."""
 
 
 @dataclass(frozen=True)

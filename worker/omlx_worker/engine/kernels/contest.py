@@ -5,7 +5,7 @@ compared on random input of a size, on this device: a kernel that fails, or that
 than rounding explains, is not used, and a warning says so. The other forms are timed, and the
 fastest runs from then on.
 
-That takes milliseconds and memory, so no size is decided while rows wait. What is traced while a
+That takes milliseconds and memory, so no size is timed while rows wait. What is traced while a
 model is loaded or its worker is idle is decided on the spot. A size that rows meet first borrows
 the form of the next larger size of its kind, or else of the largest, and is decided when the worker
 is idle. A kind is one program, with the same constants; numbers say how many blocks of it run and

@@ -1,7 +1,7 @@
 """Any family of mlx-lm as ragged windows over per-row caches.
 
-mlx-lm's modules run unmodified, with a view as the cache of each layer; see
-`omlx_worker.engine.models.layer_view` and `omlx_worker.engine.models.recurrent_view`.
+Copies of mlx-lm's modules run with a view as the cache of each layer, and with products of the
+device; see `omlx_worker.engine.models.layer_view`, `recurrent_view` and `served_layers` beside it.
 """
 
 from __future__ import annotations

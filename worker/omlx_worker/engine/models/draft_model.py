@@ -1,8 +1,8 @@
 """A smaller model of the same vocabulary that drafts for a model.
 
-Its caches are in step with the model's: slot ``t`` holds the token at position ``t``. So every step
-starts with the pending token, which the target has just read and the draft model may not have: the
-row may have joined, or a fold may have dropped what it had read ahead of the cursor.
+Its caches are in step with the model's: place ``t`` holds the token at position ``t``. So every
+step starts with the pending token, which the target has just read and the draft model may not have:
+the row may have joined, or a fold may have dropped what it had read ahead of the cursor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Qwen3.5, dense and mixture of experts, and Qwen3-Next as ragged windows over per-row caches.
 
-mlx-lm's modules and weights are used: projections, experts, norms, rope. Only the forwards of
-attention and of the gated delta net are this project's own (`omlx_worker.engine.models.layers`),
-because mlx-lm's take their positions from one shared cache offset.
+Weights, norms, experts and rotations are those of mlx-lm's modules. The forwards of attention, the
+gated delta net and dense MLPs are this project's own (`omlx_worker.engine.models.layers`): mlx-lm's
+take positions from one shared cache offset, and products run as the device's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A row has pages from the first token of its prompt to its end. It takes a slot when it joins and
 frees it when it leaves. Slots and pages move only between steps, with the pipeline drained: when
 they do not suffice, and when the batch has been too large for a while. MLX updates a buffer in
-place only while nothing in flight holds it, so all that writes to arrays here drains first.
+place only while nothing in flight holds it, so all that writes to caches here drains first.
 
 A suspended row keeps its pages, and takes what else layers hold of it along until it is resumed.
 """

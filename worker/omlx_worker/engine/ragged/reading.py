@@ -42,7 +42,7 @@ SCORED_AT_ONCE = 1 << 24
 """Logits that are scored at a time, at most, but for one token of each row."""
 
 LEAST_ROOM = 512
-"""Positions that a row lengths with, at least, so that all short rows may be read together."""
+"""Positions that a row counts for, at least, so that all short rows may be read together."""
 
 
 def room_for(positions: int) -> int:

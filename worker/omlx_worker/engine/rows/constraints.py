@@ -1,7 +1,7 @@
 """Compiles what a text must match: constraints to grammars of llguidance over a model's tokens.
 
-Grammars are compiled in the thread that prepares rows, never in the one that decodes. Each is first
-tried in a process of its own; see `omlx_worker.engine.rows.dry_run`.
+Grammars are compiled in threads that prepare rows, never in the one that decodes. Each that could
+be hostile is first tried in a process of its own; see `omlx_worker.engine.rows.dry_run`.
 
 Nothing is relaxed: a schema with a keyword that llguidance does not enforce is refused.
 """
