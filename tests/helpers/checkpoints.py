@@ -149,6 +149,37 @@ def _write_raw(path: Path, seed: int, config: dict[str, Any]) -> Path:
     return path
 
 
+def write_glm(path: Path, seed: int = 0) -> Path:
+    """A GLM-4.7-Flash with Hugging Face's names: its head is one layer more than it has."""
+    path.mkdir(parents=True, exist_ok=True)
+    config = config_of("glm4_moe_lite") | {"num_nextn_predict_layers": 1}
+    mx.random.seed(seed)
+    family, args = _get_classes(config)
+    model = with_head(family)(args.from_dict(config))
+    appended = f"model.layers.{config['num_hidden_layers']}."
+    names = {
+        "mtp.pre_fc_norm_embedding.": f"{appended}enorm.",
+        "mtp.pre_fc_norm_hidden.": f"{appended}hnorm.",
+        "mtp.fc.": f"{appended}eh_proj.",
+        "mtp.norm.": f"{appended}shared_head.norm.",
+        "mtp.layers.0.": appended,
+    }
+    weights = dict[str, mx.array]()
+    for name, value in _scaled(model.parameters(), 2.0):
+        start = next((start for start in names if name.startswith(start)), "")
+        weights[names.get(start, "") + name.removeprefix(start)] = value
+    for name in [name for name in weights if name.endswith("embed_q.weight")]:
+        parts = weights.pop(name), weights.pop(name.replace("embed_q", "unembed_out"))
+        joined = mx.concatenate([parts[0].swapaxes(-1, -2), parts[1]], axis=1)
+        weights[name.replace("embed_q", "kv_b_proj")] = joined.flatten(0, 1)
+    weights[f"{appended}embed_tokens.weight"] = weights["model.embed_tokens.weight"]
+    weights[f"{appended}shared_head.head.weight"] = weights["lm_head.weight"]
+    mx.save_safetensors(str(path / "model.safetensors"), split_experts(weights), {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    write_tokenizer(path)
+    return path
+
+
 def shard(path: Path, shards: int = 3) -> Path:
     """Split the weights of a checkpoint into files with an index, its head in the last one."""
     file = path / "model.safetensors"

@@ -24,7 +24,7 @@ from omlx_worker.engine.models.mtp import is_of_head
 from omlx_worker.engine.rows.interface import ModelError
 
 ORIGINAL = "ORIGINAL"
-FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe_lite")
 """The families whose heads draft here."""
 
 Precision = Literal["bfloat16", "float16", "float32"]
@@ -103,7 +103,7 @@ class Conversion:
         path = self._original.folder
         network, config = load_model(path, lazy=True, get_model_classes=classes_with_head)
         if network.mtp is None:
-            fault = network.head_fault or "it has no mtp.* weights"
+            fault = network.head_fault or "it has none"
             raise ValueError(f"its MTP head cannot be used ({fault})")
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
         if self._dtype:
@@ -147,8 +147,9 @@ def _require_head(original: Original) -> None:
         )
     if "quantization" in original.config or "quantization_config" in original.config:
         raise ModelError(f"{name}: it is quantised already; give the repository it was made from")
-    if original.index and not any(map(is_of_head, original.index)):
-        raise ModelError(f"{name}: it has no mtp.* weights; give the repository it was made from")
+    layers = original.text_config.get("num_hidden_layers")
+    if original.index and not any(is_of_head(tensor, layers) for tensor in original.index):
+        raise ModelError(f"{name}: it has no MTP head; give the repository it was made from")
 
 
 def _cast(network: nn.Module, dtype: mx.Dtype) -> None:

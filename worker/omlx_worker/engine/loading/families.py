@@ -12,6 +12,7 @@ from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.self_check import check
 from omlx_worker.engine.models.any_family import AnyFamily
+from omlx_worker.engine.models.appended import WithAppendedLayer
 from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -43,6 +44,8 @@ def as_ragged(
     kernels = kernels or for_device(contest or HERE)
     if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
         ragged = RaggedQwen35(network, kernels, drafts=drafts)
+    elif drafts and getattr(network, "mtp", None) is not None:
+        ragged = WithAppendedLayer(network, kernels)
     else:
         ragged = AnyFamily(network, kernels)
     if checks:

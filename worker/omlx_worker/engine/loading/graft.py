@@ -25,7 +25,6 @@ from omlx_worker.engine.loading.identity import digest_of
 from omlx_worker.engine.models.mtp import (
     MTPHead,
     Weights,
-    as_weights_of,
     can_have_head,
     is_of_head,
     new_head,
@@ -123,18 +122,21 @@ class Graft:
         self._require_kin(original, config, tokenizer)
         head = new_head(network)
         dtype = text_model(network).model.norm.weight.dtype
-        weights = self._weights(original, head)
-        head.load_weights([(name, value.astype(dtype)) for name, value in weights.items()])
+        weights = self._weights(original, network)
+        casts = getattr(network, "cast_predicate", lambda _: True)
+        head.load_weights(
+            [(name, v.astype(dtype) if casts(name) else v) for name, v in weights.items()]
+        )
         _quantise_like(head, network)
         identity = original.revision or digest_of(original.folder)
         origin = self.original + (f", revision {identity[:12]}" if original.revision else "")
         return head, {"origin": origin, "identity": identity, "format": "mlx"}
 
-    def _weights(self, original: Original, head: MTPHead) -> Weights:
+    def _weights(self, original: Original, network: nn.Module) -> Weights:
         """The head's tensors, their files downloaded first."""
-        none = self._error("it has no mtp.* weights; give the repository that the model is made of")
-        index = original.index
-        files = sorted({file for tensor, file in index.items() if is_of_head(tensor)})
+        none = self._error("it has no MTP head; give the repository that the model is made of")
+        index, layers = original.index, original.text_config.get("num_hidden_layers")
+        files = sorted({file for tensor, file in index.items() if is_of_head(tensor, layers)})
         if index and not files:
             raise none
         self._announce(original, files or [WEIGHTS])
@@ -142,13 +144,13 @@ class Graft:
         raw = False
         for file in original.fetch(files or [WEIGHTS]):
             tensors, metadata = _read(file)
-            found |= {name: tensor for name, tensor in tensors.items() if is_of_head(name)}
+            found |= {name: each for name, each in tensors.items() if is_of_head(name, layers)}
             raw |= metadata.get("format") == "pt"
         if not found:
             raise none
         if any(name.endswith(".scales") for name in found):
             raise self._error("its MTP head is quantised; give the repository it was made from")
-        weights, fault = as_weights_of(head, found, raw_backbone=raw)
+        weights, fault = network.head_weights(found, raw_backbone=raw)
         if fault:
             raise self._error(f"its MTP head cannot be used ({fault})")
         return {name.removeprefix("mtp."): value for name, value in weights.items()}
@@ -234,7 +236,8 @@ def head_hint(network: nn.Module, config: Mapping[str, Any], model: str, path: P
 
 def _quantise_like(head: MTPHead, network: nn.Module) -> None:
     """Quantise a head's layers as the model's last layer of that kind is; its `fc` never."""
-    attention = [layer for layer in text_model(network).layers if not layer.is_linear]
+    layers = text_model(network).layers
+    attention = [layer for layer in layers if not getattr(layer, "is_linear", False)]
     twins = dict(attention[-1].named_modules())
 
     def as_twin(path: str, _: nn.Module) -> bool | dict[str, Any]:

@@ -1,22 +1,26 @@
-"""The MTP head of the Qwen3.5 family, which mlx-lm drops when it loads or converts a checkpoint.
+"""The MTP heads of Qwen3.5 and GLM-4.7-Flash, which mlx-lm drops when it loads or converts them.
 
 The head predicts token ``t + 2`` from the backbone's hidden state at ``t``, taken AFTER its
 final norm (the tensor that the output projection scores), and the embedding of token ``t + 1``.
 With the state before the norm the head drafts too, but fewer drafts are accepted.
 Source: the names and shapes of published checkpoints, and the two inputs' order in ``mtp.fc``.
+GLM's is published as one layer more than the model has, ``model.layers.N``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.glm4_moe_lite import Model as Glm4MoeLite
 from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
@@ -26,13 +30,21 @@ Weights = dict[str, mx.array]
 _PREFIX = re.compile(r"(?:language_model\.|model\.)*mtp\.")
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 _FUSED = re.compile(r"(.+\.mlp)\.experts\.(gate_up_proj|down_proj)")
+_APPENDED = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+}
+"""What the parts of an appended layer beside its own are here."""
+
 _PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
 _SILENT = ("mimo_v2_flash",)
 """Families whose configurations do not speak of their heads."""
 
 
 class MTPHead(nn.Module):
-    """One full-attention decoder layer over a mix of an embedding and a hidden state.
+    """One decoder layer, of full attention, over a mix of an embedding and a hidden state.
 
     Attributes:
         origin: the checkpoint that it was taken from, if not from the model's own.
@@ -48,7 +60,8 @@ class MTPHead(nn.Module):
         self.pre_fc_norm_embedding = nn.RMSNorm(size, eps=eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(size, eps=eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = [layer(args, layer_idx=args.full_attention_interval - 1)]
+        after_all = args.num_hidden_layers + 1
+        self.layers = [layer(args, getattr(args, "full_attention_interval", after_all) - 1)]
         self.norm = nn.RMSNorm(size, eps=eps)
 
     def inputs(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
@@ -71,7 +84,8 @@ class MTPHead(nn.Module):
         """
         x = self.fc(self.inputs(embeddings, hidden))
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
+            mask = create_attention_mask(x, cache, return_array=True)
+            x = layer(x, mask=mask, cache=cache)
         normed: mx.array = self.norm(x)
         return normed
 
@@ -98,16 +112,40 @@ class _WithHead:
         self.mtp: MTPHead | None = new_head(self)
 
     def sanitize(self, weights: Weights) -> Weights:
-        head, backbone = _divided(weights)
+        layers = text_model(self).args.num_hidden_layers
+        backbone = {n: value for n, value in weights.items() if not is_of_head(n, layers)}
         # mlx-lm's own test, for Qwen3.5, of whether a checkpoint is in Hugging Face's form.
         raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in backbone.items())
         converted: Weights = super().sanitize(backbone)  # type: ignore[misc]
-        assert self.mtp is not None
-        head, self.head_fault = as_weights_of(self.mtp, head, raw_backbone=raw)
-        if not head or self.head_fault:
+        head, self.head_fault = self.head_weights(weights, raw_backbone=raw)
+        if not head:
             self.mtp = None
-            return converted
         return converted | head
+
+    def head_weights(self, weights: Weights, *, raw_backbone: bool) -> tuple[Weights, str | None]:
+        """A checkpoint's tensors of the head in the form that mlx-lm's are in, named ``mtp.*``.
+
+        Args:
+            weights: the tensors, perhaps among others.
+            raw_backbone: whether the checkpoint's other tensors are in Hugging Face's form.
+
+        Returns:
+            The weights, and why they cannot be used; None if they can, or if there are none.
+        """
+        head = fold_experts(self._named(weights))
+        if not head:
+            return {}, None
+        if faults := _faults(new_head(self), head):
+            return {}, "; ".join(faults[:3]) + ("; ..." if len(faults) > 3 else "")
+        return self._in_form(head, raw_backbone), None
+
+    def _named(self, weights: Weights) -> Weights:
+        """The head's tensors, named ``mtp.*``."""
+        matches = ((_PREFIX.match(name), value) for name, value in weights.items())
+        return {"mtp." + m.string[m.end() :]: value for m, value in matches if m}
+
+    def _in_form(self, head: Weights, raw_backbone: bool) -> Weights:
+        return _shift_norms(head, raw_backbone)
 
 
 class Qwen35WithHead(_WithHead, Qwen35):
@@ -127,9 +165,36 @@ class Qwen3NextWithHead(_WithHead, Qwen3Next):
     """A Qwen3-Next that keeps its MTP head."""
 
 
+class Glm4MoeLiteWithHead(_WithHead, Glm4MoeLite):
+    """A GLM-4.7-Flash that keeps its MTP head."""
+
+    def _named(self, weights: Weights) -> Weights:
+        layers = self.args.num_hidden_layers
+        prefix = f"model.layers.{layers}."
+        copies = (f"{prefix}embed_tokens.", f"{prefix}shared_head.head.")
+        own = {
+            n: v for n, v in weights.items() if n.startswith(prefix) and not n.startswith(copies)
+        }
+        # As one of the model's own, mlx-lm converts the layer as it does them.
+        one_more: Any = SimpleNamespace(args=replace(self.args, num_hidden_layers=layers + 1))
+        named = super()._named(weights)
+        for name, value in Glm4MoeLite.sanitize(one_more, own).items():
+            path, _, kind = name.removeprefix(prefix).rpartition(".")
+            named[f"mtp.{_APPENDED.get(path, f'layers.0.{path}')}.{kind}"] = value
+        return named
+
+    def _in_form(self, head: Weights, raw_backbone: bool) -> Weights:  # noqa: ARG002
+        return head
+
+
 def with_head(model_class: type[nn.Module]) -> type[nn.Module]:
     """The class that keeps the MTP head, or the class itself if its family has none."""
-    classes = {Qwen35: Qwen35WithHead, Qwen35Moe: Qwen35MoeWithHead, Qwen3Next: Qwen3NextWithHead}
+    classes = {
+        Qwen35: Qwen35WithHead,
+        Qwen35Moe: Qwen35MoeWithHead,
+        Qwen3Next: Qwen3NextWithHead,
+        Glm4MoeLite: Glm4MoeLiteWithHead,
+    }
     return classes.get(model_class, model_class)
 
 
@@ -144,9 +209,9 @@ def can_have_head(model: nn.Module) -> bool:
     return isinstance(model, _WithHead)
 
 
-def is_of_head(name: str) -> bool:
-    """Whether this is the name of a tensor of the head."""
-    return _PREFIX.match(name) is not None
+def is_of_head(name: str, layers: int | None) -> bool:
+    """Whether this is the name of a tensor of the head of a model with so many layers."""
+    return _PREFIX.match(name) is not None or name.startswith(f"model.layers.{layers}.")
 
 
 def promises_head(config: Mapping[str, Any]) -> bool:
@@ -154,38 +219,6 @@ def promises_head(config: Mapping[str, Any]) -> bool:
     text_config = config.get("text_config", config)
     promised = any(text_config.get(promise) for promise in _PROMISES)
     return promised or text_config.get("model_type") in _SILENT
-
-
-def as_weights_of(
-    head: MTPHead, weights: Weights, *, raw_backbone: bool
-) -> tuple[Weights, str | None]:
-    """A checkpoint's tensors of the head in the form that mlx-lm's are in, named ``mtp.*``.
-
-    Args:
-        weights: the tensors, whose names may have a prefix before ``mtp.``.
-        raw_backbone: whether the checkpoint's other tensors are in Hugging Face's form.
-
-    Returns:
-        The weights, and why they cannot be ``head``'s; None if they can, or if there are none.
-    """
-    weights, _ = _divided(weights)
-    weights = fold_experts(weights)
-    if not weights:
-        return {}, None
-    if faults := _faults(head, weights):
-        return {}, "; ".join(faults[:3]) + ("; ..." if len(faults) > 3 else "")
-    return _shift_norms(weights, raw_backbone), None
-
-
-def _divided(weights: Weights) -> tuple[Weights, Weights]:
-    """The head's weights, named ``mtp.*``, and the backbone's."""
-    head, backbone = {}, {}
-    for name, value in weights.items():
-        if match := _PREFIX.match(name):
-            head["mtp." + name[match.end() :]] = value
-        else:
-            backbone[name] = value
-    return head, backbone
 
 
 def fold_experts(weights: Weights) -> Weights:

@@ -216,7 +216,7 @@ def test_another_family_is_refused_before_its_weights_are_downloaded(
     assert hub.weights_served == []
 
 
-@pytest.mark.parametrize(("bits", "said"), [(None, "no mtp.* weights"), (4, "quantised already")])
+@pytest.mark.parametrize(("bits", "said"), [(None, "no MTP head"), (4, "quantised already")])
 def test_a_copy_that_was_converted_is_no_original(
     original: Path, tmp_path: Path, bits: int | None, said: str
 ) -> None:

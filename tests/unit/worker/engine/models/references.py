@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     AutoTokenizer,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForCausalLM,
@@ -30,13 +32,20 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+from transformers.modeling_layers import MtpLayer
 
 from tests.helpers.checkpoints import MIXTURE, QWEN_TEXT, write_tokenizer
+from tests.helpers.families import COMMON, LATENT
 
 _NOT_IN_TRANSFORMERS = ("model_type", "full_attention_interval", "mtp_num_hidden_layers")
 _ROPE = {"rope_type": "default", "rope_theta": 50_000.0, "partial_rotary_factor": 0.5}
 _TEXT = {k: v for k, v in QWEN_TEXT.items() if k not in _NOT_IN_TRANSFORMERS}
 _TEXT |= {"rope_parameters": _ROPE, "tie_word_embeddings": False}
+_GLM = (
+    *("hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "vocab_size", "n_routed_experts"),
+    *("n_shared_experts", "num_experts_per_tok", "rms_norm_eps", "max_position_embeddings"),
+)
 _VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -71,12 +80,20 @@ def _next() -> PreTrainedModel:
     return Qwen3NextForCausalLM(Qwen3NextConfig(**_TEXT, **MIXTURE))
 
 
+def _glm() -> PreTrainedModel:
+    sizes = {name: COMMON[name] for name in _GLM}
+    sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
+    return Glm4MoeLiteForCausalLM(Glm4MoeLiteConfig(**sizes, **LATENT, rope_parameters=rope))
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "dense": _dense,
     "dense, tied, with a vision tower": _dense_tied_with_vision,
     "mixture": _mixture,
     "mixture with a vision tower": _mixture_with_vision,
     "next": _next,
+    "glm": _glm,
 }
 
 
@@ -109,13 +126,51 @@ class ReferenceHead(torch.nn.Module):
         return normed_out
 
 
+class AppendedHead(torch.nn.Module):
+    """transformers' own layer of such a head, which it builds for other families than GLM-4.7."""
+
+    def __init__(self, text: torch.nn.Module) -> None:
+        super().__init__()
+        last = len(text.layers) - 1
+        self.layer = MtpLayer(text.config, type(text.layers[-1]), type(text.norm), last)
+
+    def forward(
+        self, embeddings: torch.Tensor, hidden: torch.Tensor, rotary: torch.nn.Module
+    ) -> torch.Tensor:
+        """``[B, T, hidden]``, normed."""
+        length = embeddings.shape[1]
+        places = torch.arange(length)[None]
+        normed_out: torch.Tensor = self.layer(
+            inputs_embeds=embeddings,
+            previous_hidden_state=hidden,
+            position_embeddings=rotary(embeddings, places),
+            attention_mask=torch.full((length, length), -torch.inf).triu(1)[None, None],
+            position_ids=places,
+            cache=None,
+        )
+        return normed_out
+
+    def published(self, layers: int) -> dict[str, torch.Tensor]:
+        """Its tensors, as a model of so many layers has them."""
+        names = {
+            "layer.mtp_block": f"model.layers.{layers}",
+            "layer.post_norm": f"model.layers.{layers}.shared_head.norm",
+            "layer": f"model.layers.{layers}",
+        }
+        named = {}
+        for name, value in self.state_dict().items():
+            start = next(start for start in names if name.startswith(f"{start}."))
+            named[names[start] + name.removeprefix(start)] = value
+        return named
+
+
 @dataclass(frozen=True)
 class Reference:
     """A PyTorch model with a head of random weights, and where both are saved."""
 
     path: Path
     model: PreTrainedModel
-    head: ReferenceHead
+    head: ReferenceHead | AppendedHead
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -150,11 +205,15 @@ def build(family: str, path: Path, *, fused_head: bool = False) -> Reference:
     """
     torch.manual_seed(0)
     model = FAMILIES[family]().eval()
-    head = ReferenceHead(_text(model)).eval()
+    text = _text(model)
+    head = (AppendedHead(text) if family == "glm" else ReferenceHead(text)).eval()
     _spread(model)
     _spread(head)
     model.save_pretrained(path)
-    named = {f"mtp.{name}": value for name, value in head.state_dict().items()}
+    if isinstance(head, AppendedHead):
+        named = head.published(len(text.layers))
+    else:
+        named = {f"mtp.{name}": value for name, value in head.state_dict().items()}
     save_file(named if fused_head else _experts_apart(named), path / "model-mtp.safetensors")
     _publish_config(path / "config.json")
     write_tokenizer(path)
@@ -200,6 +259,8 @@ def _publish_config(path: Path) -> None:
     config: dict[str, Any] = json.loads(path.read_text())
     if config["model_type"] == "qwen3_next":
         config |= {key: _ROPE[key] for key in ("rope_theta", "partial_rotary_factor")}
+    elif config["model_type"] == "glm4_moe_lite":
+        config["num_nextn_predict_layers"] = 1
     else:
         config.get("text_config", config)["mtp_num_hidden_layers"] = 1
     path.write_text(json.dumps(config))
