@@ -113,23 +113,30 @@ def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findin
 
 
 def has_rows_left(
-    client: Client, options: RunOptions, output: Path, *, replace_results: bool = False
+    client: Client,
+    options: RunOptions,
+    output: Path | None = None,
+    *,
+    replace_results: bool = False,
 ) -> bool:
     """Whether a run would run any row; of stdin it is not known, so it is said to. Writes nothing.
 
-    See `omlx_producer.bulk.run.run_here`.
+    Args:
+        output: of an earlier run perhaps; see `omlx_producer.bulk.run.run_here`.
 
     Raises:
         InvalidRequest: if input or output cannot be used.
         OSError: if a file cannot be read.
     """
-    path = real_path(output)
-    require_run_output(path, options.input, keep=options.keep)
-    models, earlier = client.models(), RunOptions.of_run(path)
+    models, earlier, known = client.models(), None, None
+    if output is not None:
+        path = real_path(output)
+        require_run_output(path, options.input, keep=options.keep)
+        if earlier := RunOptions.of_run(path):
+            known = run_path(path)
     if options.input == "-":
         return True
     options = options.with_default_model(models, earlier)
-    known = run_path(path) if earlier else None
     with (
         Input.open(options, models) as source,
         contextlib.closing(Store(known)) as store,

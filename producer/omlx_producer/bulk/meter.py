@@ -14,6 +14,8 @@ from omlx_producer.bulk.row import CANCELLED, RowResult, RowUsage
 from omlx_producer.bulk.store import Totals
 
 RATE_SECONDS = 30.0
+ESTIMATE_ROWS = 20
+"""The fewest rows that say how long others take."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,14 @@ class Meter:
         self._marks.append((self.clock(), self.done, self.prompt_tokens, self.completion_tokens))
 
     def rates(self) -> tuple[float, float, float]:
-        """Rows, tokens in and tokens out a second, over the last `RATE_SECONDS`."""
+        """Rows, tokens in and tokens out a second, over the last `RATE_SECONDS`, or the last
+        `ESTIMATE_ROWS` rows if those took longer."""
         now = self.clock()
-        while len(self._marks) > 1 and now - self._marks[1][0] > RATE_SECONDS:
+        while (
+            len(self._marks) > 1
+            and now - self._marks[1][0] > RATE_SECONDS
+            and self.done - self._marks[1][1] >= ESTIMATE_ROWS
+        ):
             self._marks.popleft()
         then, rows, tokens_in, tokens_out = self._marks[0]
         seconds = max(now - then, 1e-9)
@@ -140,9 +147,9 @@ class Meter:
         return tokens_in, tokens_out
 
     def eta(self) -> float | None:
-        """Seconds until the last row at the present rate."""
+        """Seconds until the last row at the present rate, once `ESTIMATE_ROWS` have ended."""
         rate = self.rates()[0]
-        if self.total is None or not rate:
+        if self.total is None or self.done - self._marks[0][1] < ESTIMATE_ROWS:
             return None
         return max(0, self.total - self.before - self.done) / rate
 

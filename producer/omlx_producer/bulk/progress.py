@@ -264,7 +264,7 @@ def figures(meter: Meter) -> list[str]:
     tokens_in, tokens_out = meter.token_rates()
     parts = []
     if (eta := meter.eta()) is not None:
-        parts.append(f"{duration(eta)} left")
+        parts.append(f"about {duration(eta)} left")
     if meter.failed:
         parts.append(f"{meter.failed} failed")
     if meter.now is not None:

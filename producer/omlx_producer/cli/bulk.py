@@ -55,7 +55,7 @@ def run(queue_anyway: bool, detached: bool, redis_url: str | None, **values: Any
             "omlx-submit results BATCH_ID -o FILE"
         )
     with open_producer(redis_url) as producer:
-        if detached and not file.dry_run:
+        if detached and file.dry_run is None:
             click.echo(detach(producer, file.options()).id)
         else:
             file.go(producer)

@@ -15,6 +15,7 @@ from omlx_producer.bulk.dry_run import has_rows_left, look_through
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.progress import STYLES, Style, failure_text
 from omlx_producer.bulk.run import Ended, run_here
+from omlx_producer.bulk.trial import Trial, try_rows
 from omlx_producer.commands.options import (
     given,
     output_option,
@@ -25,6 +26,7 @@ from omlx_producer.commands.options import (
 from omlx_producer.commands.session import resumable, with_command
 from omlx_producer.producer import Producer
 from omlx_producer.program import INTERRUPTED, JOB_ENDED_BADLY, option
+from omlx_producer.terminal import one_cell, write
 
 _run = partial(option, section="Run")
 
@@ -51,7 +53,14 @@ _OPTIONS = (
         is_flag=True,
         help="Run with other options; keeps a copy, OUTPUT.1.",
     ),
-    _run("--dry-run", is_flag=True, help="Check and count all rows; run nothing."),
+    _run(
+        "--dry-run",
+        is_flag=False,
+        flag_value=0,
+        type=click.IntRange(0),
+        metavar="[N]",
+        help="Check and count all rows; try N, and estimate the rest.",
+    ),
     output_option,
     ordered_option,
     run_options("Output", "with_body", "keep", "csv_safe"),
@@ -71,13 +80,14 @@ class FileRun:
     """A run as `file_options` describe it.
 
     Attributes:
+        dry_run: how many rows are tried in place of a run; None for a run.
         asked: options of the run and fields of its requests, by name; None where not given.
     """
 
     input: str
     output: Path | None
     ordered: bool
-    dry_run: bool
+    dry_run: int | None
     replace_results: bool
     progress: Style
     asked: dict[str, Any]
@@ -93,10 +103,12 @@ class FileRun:
         asked = {name: value for name, value in values.items() if name not in own}
         made = cls(**{name: values[name] for name in own}, asked=asked)
         refuse_conflicts(asked["raw"], asked["system"], asked)
-        if made.output is None and not (made.dry_run or detached):
+        if made.output is None and made.dry_run is None and not detached:
             raise click.UsageError(
                 "--output: missing; say where results go, as in -o results.jsonl"
             )
+        if made.dry_run and made.input == "-":
+            raise click.UsageError("--dry-run N reads the input twice; save stdin in a file")
         if asked["keep"] and (detached or made.input == "-"):
             raise click.UsageError(
                 "--keep needs a file as input, and an output; it reads the input again at the end"
@@ -110,8 +122,8 @@ class FileRun:
     def needs_worker(self, producer: Producer) -> bool:
         """Whether rows are to run. What can be refused before that is refused; see `run_here`."""
         options = self.options()
-        if self.dry_run or self.output is None:
-            return False
+        if self.dry_run is not None:
+            return self.dry_run > 0 and has_rows_left(producer, options)
         return has_rows_left(producer, options, self.output, replace_results=self.replace_results)
 
     def go(
@@ -128,11 +140,8 @@ class FileRun:
             check: see `run_here`.
         """
         options = self.options()
-        if self.dry_run:
-            findings = look_through(options, producer.models())
-            click.echo(json.dumps(findings.as_dict()))
-            if findings.bad:
-                raise click.exceptions.Exit(JOB_ENDED_BADLY)
+        if self.dry_run is not None:
+            self._try(producer, options, self.dry_run)
         elif self.output is not None:
             with resumable(self.input):
                 ended = run_here(
@@ -145,6 +154,20 @@ class FileRun:
                     check=check,
                 )
             conclude(ended, self.output, self.input, before_retry)
+
+    def _try(self, producer: Producer, options: RunOptions, rows: int) -> None:
+        """Look through the input, and run this many rows of it without an output."""
+        findings, trial = look_through(options, producer.models()), Trial()
+        found = findings.as_dict()
+        if rows:
+            trial = try_rows(producer, options, rows, self.progress)
+            good = findings.rows - findings.bad.total()
+            write("".join(f"{one_cell(answer)}\n" for answer in trial.answers), err=True)
+            write(f"{trial.told(good)}\n", err=True)
+            found["trial"] = trial.as_dict(good)
+        click.echo(json.dumps(found))
+        if findings.bad or trial.failed:
+            raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 
 def conclude(ended: Ended, output: Path, source: str, before_retry: str = "") -> None:

@@ -20,6 +20,7 @@ from omlx_producer.bulk.progress import (
 )
 from omlx_producer.bulk.row import RowResult, RowUsage
 from omlx_producer.bulk.store import Totals
+from omlx_producer.terminal import duration
 from tests.helpers.clock import Clock
 from tests.helpers.row_results import failed, ok, row
 
@@ -80,11 +81,23 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
 
 def test_rows_that_were_done_before_are_neither_left_nor_fast() -> None:
     clock = Clock()
-    meter = Meter(total=100, before=90, clock=clock)
-    clock.now += 1
-    meter.count([ok("a")])
+    meter = Meter(total=200, before=90, clock=clock)
+    clock.now += 2
+    meter.count([ok("a")] * 20)
     assert meter.eta() == pytest.approx(9)
-    assert meter.snapshot()["done"] == 91
+    assert meter.snapshot()["done"] == 110
+
+
+def test_how_long_the_rest_takes_is_told_after_20_rows_however_slow_they_are() -> None:
+    clock = Clock()
+    meter = Meter(total=1020, clock=clock)
+    for done in range(1, 26):
+        clock.now += 20
+        meter.count([result(10, 620)])
+        assert (meter.eta() is not None) == (done >= 20)
+        told = f"about {duration(20 * (1020 - done))} left"
+        assert (told in figures(meter)) == (done >= 20)
+    assert figures(meter)[0] == "about 5 h 31 min left"
 
 
 def test_without_a_total_nobody_knows_how_long_it_takes() -> None:
