@@ -2,9 +2,9 @@
 
 Rows wait until a place in the batch is free, the best level first and the oldest first among
 equals. A row that has waited for `PATIENCE_SECONDS` counts as one of the best level and is not
-paused again, so no row waits for ever. Where a row of that level has no place, the bulk row that
-joined last is paused and takes its turn again later. When a choice of a job joins, its other
-choices queue up again, behind the rows that came in the meantime.
+paused again, so no row waits for ever. Where a row that began at the best level has no place, the
+bulk row that joined last is paused and takes its turn again later. When a choice of a job joins,
+its other choices queue up again, behind the rows that came in the meantime.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
 than one chunk. Within a level chunks go to the oldest row and to the shortest rest by turns: a

@@ -2,13 +2,13 @@
 
 A row that is read is pages, the states of layers that have none, and a cursor. Its keys and values
 are written where its steps will read them. Rows with different numbers of tokens behind them are
-read together. Windows are padded on the right: attention needs no mask for that, since padding
-comes after everything that a row's own tokens see, and recurrent layers hold their states from the
-end of a row's tokens on. Where they cannot, all rows read as many tokens as the shortest, again and
-again.
+read together, unless their lengths are too far apart (`SPREAD`). Windows are padded on the right:
+causal attention needs no mask for that, since padding comes after everything that a row's own
+tokens see, and recurrent layers hold their states from the end of a row's tokens on. Where they
+cannot, all rows read as many tokens as the shortest, again and again.
 
-What a window gives is what scores the tokens after each of its own. Windows of rows whose prompts
-are scored are so narrow that `MOST_LOGITS` bounds their logits.
+What a window gives is what scores the tokens after each of its own. Windows in which tokens are
+scored are so narrow that `MOST_LOGITS` bounds their logits.
 """
 
 from __future__ import annotations

@@ -14,7 +14,10 @@ from omlx_worker.engine.kernels.window import PAGE, Window
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """The `Attention` of products over whole arrays: all pages of the pool, and all tails."""
+    """The `Attention` of products over whole arrays: all pages of the pool, and all tails.
+
+    Windows of prompts take their own pages alone, by MLX's kernel where it can.
+    """
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         tail_keys, tail_values = tails
