@@ -76,8 +76,7 @@ class Grammar:
         start: at the beginning of a text; copied for every row.
         vocabulary: tokens that its masks cover, at least the entries of the model's logits.
         ends: end tokens, allowed where a text may end.
-        too_slow: whether it has taken too long to follow. The decode thread sets it; then no more
-            rows may have it.
+        too_slow: whether it has taken too long to follow. Then no more rows may have it.
     """
 
     start: LLMatcher = field(repr=False)
