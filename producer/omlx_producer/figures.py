@@ -117,8 +117,10 @@ class ModelFigures(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def depths(self) -> list[str]:
-        """Why busy workers that measure what drafts bring draft as deep as they do."""
-        return [
+        """Why busy workers that measure what drafts bring draft as deep as they do, and since when
+        those of several models have loaded this one."""
+        turns = [f"{worker.name}: {worker.turn}" for worker in self.workers if worker.turn]
+        return turns + [
             f"{worker.name} drafts: {worker.reason}"
             for worker in self.workers
             if worker.mode == "auto" and worker.rows and worker.reason

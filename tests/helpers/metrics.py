@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.metrics import serve_metrics
-from tests.helpers.workers import ALIAS, running_worker
+from tests.helpers.workers import running_worker
 
 Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -43,6 +43,6 @@ def measured_worker(url: str, **options: Any) -> Iterator[tuple[GenerationWorker
     """A worker and the port of its metrics."""
     with (
         running_worker(url, **options) as worker,
-        serve_metrics("127.0.0.1", 0, worker, ALIAS, url) as port,
+        serve_metrics("127.0.0.1", 0, worker, url) as port,
     ):
         yield worker, port

@@ -37,8 +37,8 @@ def main() -> None:
         drain_timeout=options.drain_timeout,
     )
     worker = GenerationWorker(
-        settings,
-        lambda: FakeEngine(options.max_rows, options.step_seconds),
+        [settings],
+        lambda _: FakeEngine(options.max_rows, options.step_seconds),
         connection=Redis.from_url(options.url),
     )
     worker.work()

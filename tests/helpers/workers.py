@@ -149,7 +149,7 @@ def running_worker(
     engine = FakeEngine(max_rows, step_seconds, vector_size)
     connection = Redis.from_url(url)
     settings = WorkerSettings(model_alias=ALIAS, **options)
-    worker = GenerationWorker(settings, lambda: engine, connection=connection, machine=machine)
+    worker = GenerationWorker([settings], lambda _: engine, connection=connection, machine=machine)
     errors: list[BaseException] = []
 
     def work() -> None:

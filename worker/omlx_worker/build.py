@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pydantic import ByteSize
@@ -26,16 +28,18 @@ _PREFIX_SHARE = 8
 """The default size of the prefix cache is the memory limit divided by this."""
 
 
-def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
-    """A worker for these settings. It loads its model when it starts."""
+def make_worker(models: Sequence[WorkerSettings], connection: Redis) -> GenerationWorker:
+    """A worker for the models with these settings. It loads one when it starts."""
+    settings = models[0]
     mac = Mac(
         this_system(),
         allow_sleep=settings.allow_sleep,
         only_on_power=settings.only_on_power,
     )
     return GenerationWorker(
-        settings,
-        lambda: _load_or_end(settings),
+        models,
+        _load_or_end,
+        describe=lambda model: _loader().describe(model.model),
         connection=connection,
         machine=mac,
         outside=lambda: _outside(mac.footprint()) + held_back(),
@@ -75,9 +79,11 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
     Raises:
         ModelError: if the model does not exist or cannot be loaded.
     """
-    from omlx_worker.engine.loading import loader
+    from omlx_worker.engine.ragged.footprint import release
 
-    engine = loader.load_engine(
+    loader = _loader()
+    release()
+    engine: DecodingEngine = loader.load_engine(
         settings.model,
         max_rows=settings.max_batch,
         depth=settings.depth,
@@ -97,6 +103,12 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
         )
     return engine
+
+
+def _loader() -> ModuleType:
+    from omlx_worker.engine.loading import loader
+
+    return loader
 
 
 def graft_of(settings: WorkerSettings) -> Graft | None:

@@ -53,7 +53,6 @@ def serve_metrics(
     host: str,
     port: int,
     worker: GenerationWorker,
-    alias: str,
     url: str,
     gateway: str | None = None,
 ) -> Iterator[int]:
@@ -68,7 +67,7 @@ def serve_metrics(
     Raises:
         OmlxQueueError: if nothing can be served there.
     """
-    metrics = WorkerMetrics(worker, alias)
+    metrics = WorkerMetrics(worker)
     worker.observers.add(metrics)
     with scraping_client(url) as client:
         collectors: list[Collector] = [metrics, QueueCollector(client)]
@@ -82,11 +81,12 @@ def serve_metrics(
 class WorkerMetrics(JobObserver, Collector):
     """The figures of one worker, and of its jobs."""
 
-    def __init__(self, worker: GenerationWorker, model: str) -> None:
+    def __init__(self, worker: GenerationWorker) -> None:
         self._worker = worker
-        self._model = model
-        # Of the model or its draft model, and looked up.
-        self._drafts = {source: DraftCounts() for source in SOURCES}
+        # Of each model those of its own head or draft model, and those looked up.
+        self._drafts = {
+            model: {source: DraftCounts() for source in SOURCES} for model in worker.boards.counters
+        }
         self._told_at: dict[str, float] = {}
         self._seconds = {
             name: Histogram(
@@ -103,16 +103,17 @@ class WorkerMetrics(JobObserver, Collector):
         self._ends = Counter(
             "omlx_jobs", "Jobs that have left the worker.", [*MODEL, "outcome"], registry=None
         )
-        for histogram in self._seconds.values():
-            for priority in PRIORITIES:
-                histogram.labels(model, priority)
-        for reason in ("stop", "length", "repetition"):
-            self._finished.labels(model, reason)
-        for outcome in OUTCOMES:
-            self._ends.labels(model, _label(outcome))
+        for model in self._drafts:
+            for histogram in self._seconds.values():
+                for priority in PRIORITIES:
+                    histogram.labels(model, priority)
+            for reason in ("stop", "length", "repetition"):
+                self._finished.labels(model, reason)
+            for outcome in OUTCOMES:
+                self._ends.labels(model, _label(outcome))
 
     def _note(self, name: str, claim: Claim, seconds: float) -> None:
-        self._seconds[name].labels(self._model, claim.priority).observe(seconds)
+        self._seconds[name].labels(claim.model, claim.priority).observe(seconds)
 
     # Hooks
 
@@ -127,7 +128,7 @@ class WorkerMetrics(JobObserver, Collector):
     def stepped(self, emissions: Sequence[tuple[ActiveJob, Emission]], at: float) -> None:
         for job, emission in emissions:
             if emission.drafted:
-                self._drafts[emission.source].add(emission)
+                self._drafts[job.claim.model][emission.source].add(emission)
             if emission.tokens:
                 before = self._told_at.get(emission.row_id)
                 self._told_at[emission.row_id] = at
@@ -135,7 +136,7 @@ class WorkerMetrics(JobObserver, Collector):
                     self._note("inter_token_latency", job.claim, at - before)
 
     def ended(self, claim: Claim, job: ActiveJob | None, outcome: str, error: str) -> None:  # noqa: ARG002
-        self._ends.labels(self._model, _label(outcome)).inc()
+        self._ends.labels(claim.model, _label(outcome)).inc()
         if job is None:
             return
         for row in job.rows:
@@ -143,7 +144,7 @@ class WorkerMetrics(JobObserver, Collector):
         if outcome == "finished":
             self._note("e2e_request_latency", claim, _since_queued(claim, time.monotonic()))
             for reason in job.finish_reasons:
-                self._finished.labels(self._model, reason).inc()
+                self._finished.labels(claim.model, reason).inc()
 
     # Scrapes
 
@@ -153,18 +154,21 @@ class WorkerMetrics(JobObserver, Collector):
         yield from draw(self._samples())
 
     def _samples(self) -> Iterator[Sample]:
-        worker, named = self._worker, {MODEL[0]: self._model}
+        worker, loaded = self._worker, self._worker.loaded
+        named = {MODEL[0]: loaded.alias}
         yield _AWAY, named, worker.redis_away
         yield _FAILURES, named, worker.redis_failures
         yield _UNWRITTEN, named, worker.decode_thread.outbox.waiting
-        for source, counts in self._drafts.items():
-            drafts, by_place = {**named, "source": source}, list(counts.accepted)
-            yield _DRAFTED, drafts, counts.drafted
-            yield _ACCEPTED, drafts, sum(by_place)
-            for place, count in enumerate(by_place or [0]):
-                yield _BY_PLACE, {**drafts, "position": str(place)}, count
-        if worker.board is not None:
-            for exported, figure in worker.board.figures().exported().items():
+        for model, drafts_of in self._drafts.items():
+            for source, counts in drafts_of.items():
+                drafts, by_place = {MODEL[0]: model, "source": source}, list(counts.accepted)
+                yield _DRAFTED, drafts, counts.drafted
+                yield _ACCEPTED, drafts, sum(by_place)
+                for place, count in enumerate(by_place or [0]):
+                    yield _BY_PLACE, {**drafts, "position": str(place)}, count
+        for model, figures in worker.boards.figures(loaded).items():
+            named = {MODEL[0]: model}
+            for exported, figure in figures.exported().items():
                 kind = {"kind": exported.kind} if exported.kind else {}
                 yield exported, named | kind, figure
 

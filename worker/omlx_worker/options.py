@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -19,7 +19,7 @@ from omlx_worker.mac.buffers import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
 
 SECTIONS = {
-    "Model": ("model", "model_alias", "mtp_from", "draft_model"),
+    "Model": ("model", "model_alias", "mtp_from", "draft_model", "switch_after"),
     "Decoding": (
         *("max_batch", "default_max_tokens", "thinking_budget", "mode"),
         *("mtp_depth", "lookup", "acceptance", "fixed_shapes", "state_dir"),
@@ -55,6 +55,8 @@ class ModelCommand(SectionedCommand):
     allow_extra_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if len(by_model(args)) > 2:
+            ctx.fail("--model is given more than once; omlx-worker run alone serves several.")
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
             given = ctx.get_parameter_source("model") == ParameterSource.COMMANDLINE
@@ -162,3 +164,13 @@ def _shown(name: str, default: Any) -> str:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def by_model(args: Sequence[str]) -> list[list[str]]:
+    """The arguments before the first ``--model``, then those from each to the next."""
+    parts: list[list[str]] = [[]]
+    for arg in args:
+        if arg in ("-m", "--model") or arg.startswith(("--model=", "-m")):
+            parts.append([])
+        parts[-1].append(arg)
+    return parts

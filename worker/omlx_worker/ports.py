@@ -45,7 +45,7 @@ def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) ->
             if settings.http is not None:
                 shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="omlx-metrics-"))
             where = settings.metrics_host, settings.metrics_port
-            metrics = serve_metrics(*where, worker, settings.alias, url, shared)
+            metrics = serve_metrics(*where, worker, url, shared)
             try:
                 stack.enter_context(metrics)
             except OmlxQueueError as error:

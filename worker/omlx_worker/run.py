@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,9 +14,8 @@ import click
 from omlx_producer.program import INTERRUPTED, INVALID, UNREACHABLE, fail
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
+from omlx_worker.models_option import ModelsCommand, read_models
 from omlx_worker.options import (
-    ModelCommand,
-    read_settings,
     require,
     require_mlx,
     settings_options,
@@ -27,16 +27,21 @@ BROKEN, STOPPED_AT_ONCE = 1, 128
 log = logging.getLogger("omlx_worker")
 
 
-@click.command(cls=ModelCommand)
+@click.command(cls=ModelsCommand)
 @settings_options()
-def run(**options: Any) -> None:
-    """Serve the jobs of one model until told to stop.
+@click.pass_context
+def run(context: click.Context, /, **options: Any) -> None:
+    """Serve the jobs of a model until told to stop.
+
+    With --model several times it serves the models in turn, one in memory at a time. Options of
+    models and of decoding after a --model are for this model, those before the first for all.
 
     Every option can also be set as OMLX_QUEUE_<OPTION> in the environment or in a file .env.
     """
     from omlx_worker.connection import server_url
 
-    settings, given = read_settings(options)
+    models, given = read_models([options, *ModelsCommand.others(context)])
+    settings = models[0]
     try:
         start_logging(settings.log_level, settings.log_format, settings.log_file)
     except OSError as error:
@@ -48,7 +53,7 @@ def run(**options: Any) -> None:
         require("starlette", "uvicorn", "python_multipart", extra="worker,gateway")
     with server_url(settings, given) as url:
         try:
-            code = serve(settings, url)
+            code = serve(models, url)
         except KeyboardInterrupt:
             # Before the model is loaded; afterwards the worker handles signals.
             code = INTERRUPTED
@@ -59,18 +64,20 @@ def run(**options: Any) -> None:
     sys.exit(code)
 
 
-def serve(settings: WorkerSettings, url: str) -> int:
+def serve(models: Sequence[WorkerSettings], url: str) -> int:
     """Run a worker to its end; returns the exit code."""
     from omlx_worker.build import make_worker
     from omlx_worker.connection import reach, unusable
     from omlx_worker.control.rq_record import NameTaken
     from omlx_worker.ports import serve_ports
 
+    settings = models[0]
     with reach(url, allow_eviction=settings.allow_eviction) as connection:
-        log.info("omlx-queue %s loads %s", version("omlx-queue"), settings.model)
+        named = ", ".join(model.model for model in models)
+        log.info("omlx-queue %s loads %s", version("omlx-queue"), named)
         try:
             # RQ asks the server for its own address.
-            worker = make_worker(settings, connection)
+            worker = make_worker(models, connection)
             worker.require_free_name()
             with serve_ports(settings, worker, url):
                 worker.work(burst=settings.burst)

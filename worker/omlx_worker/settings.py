@@ -109,6 +109,11 @@ class WorkerSettings(BaseSettings):
     fixed_shapes: bool = Field(
         default=False, description="One text in any company, in half precision too."
     )
+    switch_after: float = Field(
+        default=600.0,
+        gt=0,
+        description="Of several models: how long bulk jobs wait for another.",
+    )
     burst: bool = Field(default=False, description="End when the queues are empty.")
     name: Annotated[str, Remedy("letters, digits and . _ -")] | None = Field(
         default=None,

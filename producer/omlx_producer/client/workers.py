@@ -11,7 +11,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 from redis.utils import str_if_bytes
 
-from omlx_producer.terminal import in_units, local_time, percent
+from omlx_producer.terminal import counted, in_units, local_time, percent
 from omlx_producer.wire.keys import rates_key, workers_key
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,14 @@ KEPT_SECONDS = 86_400
 RATES_SECONDS = 300
 """How long what a worker has written of its tokens a second is kept."""
 
+NOT_LOADED, LOADING = "not loaded", "loading"
+"""The states of a worker under a model that it serves and has not loaded."""
+
 _HELD_UP = {
     "paused": "paused (rq resume)",
     "on battery": "on battery (--only-on-power)",
     "draining": "draining",
+    LOADING: "loading it",
 }
 
 
@@ -67,7 +71,10 @@ class WorkerFigures(BaseModel):
 
     Attributes:
         at: seconds since 1970, on the server's clock.
-        state: ``idle``, ``busy``, ``draining``, ``paused``, ``resting`` or ``on battery``.
+        state: ``idle``, ``busy``, ``draining``, ``paused``, ``resting`` or ``on battery``;
+            ``loading`` or ``not loaded`` of a model that is not loaded.
+        uptime: seconds since the model was loaded, or the one in ``turned_to``.
+        turned_to: the model that a worker of several has loaded in place of this one.
         waiting: rows outside the batch, paused rows included.
         reason: why this depth.
         acceptance: the accepted share of recent drafts; None without drafts.
@@ -112,6 +119,8 @@ class WorkerFigures(BaseModel):
     traces: Annotated[int, _count("traces", "Shapes of steps first met by rows.")] = 0
     contests: Annotated[int, _count("contests", "Comparisons of kernels while rows waited.")] = 0
     pauses: Annotated[int, _count("num_preemptions", "Rows that made place.")]
+    switches: Annotated[int, _count("model_switches", "Loads in place of another model.")] = 0
+    switch_seconds: Annotated[float, _count("model_switch_seconds", "What they took.")] = 0.0
     cache_bytes: Annotated[int, Exported("memory_bytes", _MEMORY, kind="caches")]
     weight_bytes: Annotated[int, Exported("memory_bytes", _MEMORY, kind="weights")]
     memory_limit: Annotated[int, Exported("memory_limit_bytes", "For weights and caches.")]
@@ -121,6 +130,7 @@ class WorkerFigures(BaseModel):
     fingerprint: str = ""
     conditions: list[str] = []
     rests_until: float | None = None
+    turned_to: str = ""
 
     def is_same_step(self, before: WorkerFigures) -> bool:
         """Whether the step that ran at earlier figures may still run."""
@@ -159,11 +169,26 @@ class WorkerFigures(BaseModel):
         """Why it takes no jobs, and which command or option has a say; empty if it takes some."""
         if self.rests_until is not None:
             return f"resting until {local_time(self.rests_until)} (--hours)"
+        if self.turned_to:
+            since = local_time(self.at - self.uptime)
+            return f"serving {self.turned_to} since {since} (--switch-after)"
         return _HELD_UP.get(self.state, "")
+
+    @property
+    def turn(self) -> str:
+        """Since when the model is loaded, and what switching to it has cost; empty without any."""
+        if not self.switches or self.turned_to:
+            return ""
+        since = local_time(self.at - self.uptime)
+        loads = counted(self.switches, "load")
+        return f"loaded since {since}; {loads} in place of others took {self.switch_seconds:.1f} s"
 
     @property
     def cells(self) -> dict[str, str]:
         """What a table says of it beside its name, by column."""
+        if self.state in (NOT_LOADED, LOADING):
+            names = ("rows", "wait", "depth", "accept", "cached", "tok/s", "memory")
+            return {"state": self.state, **dict.fromkeys(names, "-")}
         used, limit = in_units(self.weight_bytes + self.cache_bytes), in_units(self.memory_limit)
         return {
             "state": self.state,

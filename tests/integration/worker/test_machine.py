@@ -73,7 +73,7 @@ def test_the_worker_of_the_command_minds_the_mac_as_its_settings_say(
     monkeypatch.setattr(build, "load_engine", lambda _: engine)
 
     def serve(**options: Any) -> GenerationWorker:
-        worker = build.make_worker(WorkerSettings(model_alias=ALIAS, **options), connection)
+        worker = build.make_worker([WorkerSettings(model_alias=ALIAS, **options)], connection)
         worker.work(burst=True)
         return worker
 

@@ -22,7 +22,7 @@ from omlx_producer.client.workers import (
 )
 from omlx_producer.figures import read_figures
 from omlx_producer.wire import MODELS_KEY, FinishReason, GenerationRequest, ModelInfo
-from omlx_worker.control.status import StatusBoard
+from omlx_worker.control.status import StatusBoard, sign_off
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.policies import FixedPolicy
@@ -211,7 +211,7 @@ def test_a_worker_that_was_killed_is_forgotten_after_its_lease_and_a_minute(
     clock.now += 31
     board.announce()
     assert set(connection.hkeys(workers_key(ALIAS))) == {b"mac-1", b"dead", b"late"}
-    board.sign_off()
+    sign_off(connection, ALIAS, "mac-1", INFO)
     assert read_workers(connection, ALIAS) == []
 
 
@@ -220,10 +220,10 @@ def test_the_last_worker_of_a_model_says_that_it_is_no_longer_served(board: Stat
     board.announce()
     other = told(board).model_copy(update={"name": "mac-2"})
     write_figures(connection, ALIAS, other)
-    board.sign_off()
+    sign_off(connection, ALIAS, "mac-1", INFO)
     assert read_models(connection)[ALIAS].announced_at > 0
     connection.hdel(workers_key(ALIAS), "mac-2")
-    board.sign_off()
+    sign_off(connection, ALIAS, "mac-1", INFO)
     assert read_models(connection)[ALIAS].announced_at == 0
 
 

@@ -77,7 +77,7 @@ def test_a_ring_is_heard_by_a_few_for_each_job(
     monkeypatch.setattr(worker, "LOOK_SECONDS", 600.0)
     with running_worker(redis_url) as one:
         wait_for(lambda: connection.hlen(workers_key(ALIAS)) == 1)
-        one._workers = workers
+        one._workers = dict.fromkeys(one._workers, workers)
         job = enqueue(connection)
         connection.publish(wake_channel(ALIAS), payload)
         wait_for(lambda: is_over(job))

@@ -20,7 +20,8 @@ from tests.system.chaos.workload import FINAL, Accepted
 
 Check = Callable[[Redis, Sequence[Accepted]], list[str]]
 
-QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
+MODELS = (ALIAS, "second", "third")
+QUEUES = [queue_name(model, priority) for model in MODELS for priority in PRIORITIES]
 REGISTRIES = {
     "finished": FinishedJobRegistry,
     "failed": FailedJobRegistry,

@@ -19,6 +19,8 @@ from typing import Any
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError
 
+from omlx_worker.control.loaded import LoadedModel
+from omlx_worker.control.served import ServedModels
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
 
@@ -37,6 +39,8 @@ POINTS = (
     "give-back-sent",
     "renew-sent",
 )
+SWITCHING = ("gives-way", "closed", "load")
+"""Those of a worker that turns to another model; it also loads the first."""
 CUTTABLE = tuple(point for point in POINTS if point.endswith("-sent"))
 
 _orders: dict[tuple[str, int], str] = {}
@@ -109,6 +113,7 @@ def _wrap_answers() -> None:
 
 def _wrap_calls() -> None:
     claim, append, commit = LeaseTable.claim, LeaseTable.append, LeaseTable.commit
+    give_way, close = ServedModels._give_way, LoadedModel.close
     sweep, give_back, renew = Upkeep.sweep, LeaseTable.give_back, LeaseTable.renew
 
     def claims(self: LeaseTable, *args: Any, **kwargs: Any) -> Any:
@@ -135,6 +140,17 @@ def _wrap_calls() -> None:
             verdicts = commit(self, endings)
         reach("after-commit")
         return verdicts
+
+    def gives_way(self: ServedModels, target: str) -> None:
+        reach("gives-way")
+        give_way(self, target)
+
+    def closes(self: LoadedModel, *args: Any, **kwargs: Any) -> Any:
+        ended = close(self, *args, **kwargs)
+        reach("closed")
+        return ended
+
+    ServedModels._give_way, LoadedModel.close = gives_way, closes  # type: ignore[method-assign]
 
     def sweeps(self: Upkeep) -> Iterator[list[str]]:
         if not _expired(self._leases):

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
 from omlx_worker import build, connection, run  # noqa: E402
+from omlx_worker.control import boards, served  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
 from omlx_worker.decode import thread  # noqa: E402
+from omlx_worker.engine.rows.interface import ModelError  # noqa: E402
 from omlx_worker.queue import lease, quarantine, upkeep  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
+from tests.helpers.workers import ALIAS  # noqa: E402
 from tests.system.chaos import plants, points  # noqa: E402
 from tests.system.chaos.clients import ClientOrders, run_client  # noqa: E402
 
@@ -42,6 +46,8 @@ class Orders:
         at: (point, how often it is passed first, what happens there); see `points`.
         plant: a fault of `tests.system.chaos.plants` to have.
         demo: serve the demo model instead of the fake engine.
+        models: aliases of those to serve in turn.
+        folder: has a file for each of several models; one whose file is gone cannot be loaded.
         prefix_dir: where it keeps beginnings of prompts; None for in memory alone.
     """
 
@@ -50,12 +56,21 @@ class Orders:
     at: list[tuple[str, int, str]] = field(default_factory=list)
     plant: str | None = None
     demo: bool = False
+    models: list[str] = field(default_factory=lambda: [ALIAS])
+    folder: str | None = None
     prefix_dir: str | None = None
     max_rows: int = 4
     step_seconds: float = 0.004
     lease_seconds: float = 1.0
     drain_timeout: float = 0.2
     redis_grace: float = 60.0
+
+
+def load_fake(orders: Orders, settings: WorkerSettings) -> FakeEngine:
+    points.reach("load")
+    if orders.folder and not (Path(orders.folder) / settings.alias).exists():
+        raise ModelError(f"--model {settings.alias}: no checkpoint; give another")
+    return points.watched(FakeEngine(orders.max_rows, orders.step_seconds))
 
 
 def work(orders: Orders) -> None:
@@ -71,9 +86,8 @@ def work(orders: Orders) -> None:
     upkeep.LEAD_MILLISECONDS = 100
     thread.LONGEST_CHUNK = 4
     if not orders.demo:
-        build.load_engine = lambda _: points.watched(
-            FakeEngine(orders.max_rows, orders.step_seconds)
-        )
+        build.load_engine = partial(load_fake, orders)
+    served.LOOK_SECONDS = 0.05
     told = connection.redis_error
 
     def redis_error(error: Exception, *where: str) -> str:
@@ -83,17 +97,24 @@ def work(orders: Orders) -> None:
         return told(error, *where)
 
     connection.redis_error = redis_error
-    settings = WorkerSettings(
-        model="demo" if orders.demo else "fake",
-        model_alias="fake",
-        max_batch=orders.max_rows,
-        prefix_dir=Path(orders.prefix_dir) if orders.prefix_dir else None,
-        drain_timeout=orders.drain_timeout,
-        redis_grace=orders.redis_grace,
-    )
-    # Shorter than users may have it.
-    settings.lease_seconds = orders.lease_seconds
-    code = run.serve(settings, orders.url)
+    models = [
+        WorkerSettings(
+            model="demo" if orders.demo else "fake",
+            model_alias=alias,
+            max_batch=orders.max_rows,
+            prefix_dir=Path(orders.prefix_dir) if orders.prefix_dir else None,
+            drain_timeout=orders.drain_timeout,
+            redis_grace=orders.redis_grace,
+            switch_after=2.0,
+        )
+        for alias in orders.models
+    ]
+    for settings in models:
+        # Shorter than users may have it.
+        settings.lease_seconds = orders.lease_seconds
+    if not orders.demo:
+        boards.ModelBoards.describe = lambda _: None  # of fake models there are no files
+    code = run.serve(models, orders.url)
     logging.info("ends with code %d", code)
     os._exit(code)
 

@@ -11,9 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from omlx_producer.program import INVALID
 from omlx_producer.wire.remedy import kinds_of, remedy_of
 from omlx_worker import cli
+from omlx_worker.models_option import ModelsCommand, read_models
 from omlx_worker.options import SECTIONS
+from omlx_worker.run import run
 from omlx_worker.settings import WorkerSettings
 
 
@@ -245,3 +248,44 @@ def test_the_shell_completes_options_and_their_values() -> None:
     assert completed("omlx-worker run --mode h") == "plain,hybrid\n"
     source = invoke(_OMLX_WORKER_COMPLETE="bash_source")
     assert "complete -o nosort -F _omlx_worker_completion omlx-worker" in source.stdout
+
+
+def read_run(*arguments: str) -> list[WorkerSettings]:
+    """The settings of the models that ``omlx-worker run`` would serve."""
+    context = run.make_context("omlx-worker run", [*arguments])
+    return read_models([context.params, *ModelsCommand.others(context)])[0]
+
+
+def test_options_after_a_model_are_its_own_and_those_before_the_first_are_for_all() -> None:
+    first, second = read_run(
+        *("--mode", "mtp", "--max-batch=8", "-m", "a", "--mtp-depth", "2", "--name", "mac-1"),
+        *("--model=models/b", "--model-alias", "other", "--draft-model", "c", "--max-batch", "4"),
+    )
+    assert (first.alias, first.mode, first.max_batch, first.mtp_depth) == ("a", "mtp", 8, 2)
+    assert (second.alias, second.mode, second.max_batch, second.mtp_depth) == ("other", "mtp", 4, 3)
+    assert (first.draft_model, second.draft_model) == (None, "c")
+    assert first.name == second.name == "mac-1"
+
+
+def test_options_of_the_worker_may_follow_any_model() -> None:
+    models = read_run("-m", "a", "-m", "b", "--redis-url", "redis://x:1", "--switch-after", "60")
+    assert {model.redis_url for model in models} == {"redis://x:1"}
+    assert {model.switch_after for model in models} == {60.0}
+
+
+def test_options_of_a_single_model_may_go_before_it() -> None:
+    [model] = read_run("--model-alias", "x", "--mtp-depth", "1", "-m", "a", "--burst")
+    assert (model.alias, model.model, model.mtp_depth, model.burst) == ("x", "a", 1, True)
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    result = invoke("run", "-m", "one/a", "-m", "two/a")
+    assert result.exit_code == INVALID
+    assert "--model: got two models that are called a; give each a name" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "bench", "service install"])
+def test_other_commands_take_one_model(command: str) -> None:
+    result = invoke(*command.split(), "-m", "a", "-m", "b")
+    assert result.exit_code == INVALID
+    assert "--model is given more than once; omlx-worker run alone serves several" in result.stderr

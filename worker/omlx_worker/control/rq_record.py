@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from random import SystemRandom, random
 from typing import Any
@@ -45,7 +46,7 @@ class RecordedWorker(Worker):
     """RQ's worker without work horses: one record for many jobs.
 
     Args:
-        model: the alias; producers ring on its channel.
+        models: their aliases; producers ring on their channels.
         mailbox: of the main thread. Commands arrive on RQ's pub/sub thread.
     """
 
@@ -55,7 +56,7 @@ class RecordedWorker(Worker):
         *,
         connection: Redis,
         name: str | None,
-        model: str,
+        models: Sequence[str],
         mailbox: MainMailbox,
     ) -> None:
         super().__init__(
@@ -66,8 +67,9 @@ class RecordedWorker(Worker):
             # A description holds the prompt.
             log_job_description=False,
         )
-        self._bell = wake_channel(model)
-        self._workers_key, self._workers = workers_key(model), 1
+        # The workers of each model, by its channel.
+        self._workers_keys = {wake_channel(model): workers_key(model) for model in models}
+        self._workers = dict.fromkeys(self._workers_keys, 1)
         self._mailbox = mailbox
         self._shown: tuple[str, list[str]] | None = None
         self._beat_at = float("-inf")
@@ -84,7 +86,7 @@ class RecordedWorker(Worker):
         pubsub.subscribe(
             **{
                 self.pubsub_channel_name: self.handle_payload,
-                self._bell: self._hear,
+                **dict.fromkeys(self._workers_keys, self._hear),
             }
         )
         self.pubsub: Any = pubsub
@@ -97,7 +99,8 @@ class RecordedWorker(Worker):
         jobs = 1
         with suppress(ValueError):
             jobs = int(message["data"])
-        if random() * self._workers < FEW * max(1, jobs):
+        workers = self._workers[message["channel"].decode()]
+        if random() * workers < FEW * max(1, jobs):
             self._mailbox.put(Ring())
 
     def unsubscribe(self) -> None:
@@ -212,8 +215,11 @@ class RecordedWorker(Worker):
             return False
         with self.connection.pipeline() as pipeline:
             self.heartbeat(pipeline=pipeline)
-            pipeline.hlen(self._workers_key)
-            added, *_, self._workers = pipeline.execute()
+            for key in self._workers_keys.values():
+                pipeline.hlen(key)
+            added, *answers = pipeline.execute()
+        counts = answers[-len(self._workers_keys) :]
+        self._workers = dict(zip(self._workers_keys, counts, strict=True))
         if added:
             # The record was gone: Redis was away for too long, or has lost its data.
             self.connection.hset(self.key, mapping=self.serialize())

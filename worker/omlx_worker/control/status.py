@@ -78,7 +78,7 @@ class StatusBoard:
         self._clock = clock
         self._started_at = self._told_at = clock()
         self._jobs = jobs
-        self._told_jobs = self._told_cut = 0
+        self._told_jobs, self._told_cut = jobs.finished, jobs.cut
         self._machine_memory = machine_memory or (
             os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         )
@@ -87,21 +87,19 @@ class StatusBoard:
         self._compare_at = clock() + 2 * SILENT_SECONDS
         self._warned_of = set[str]()
 
-    def announce(self, *, served: bool = True) -> None:
-        """Make the model known to producers, or tell them that it is still served, or no longer.
+    def announce(self) -> None:
+        """Make the model known to producers, or tell them that it is still served.
 
         Now and then it also warns of what is wrong with the options of the model's workers, once of
         each fault.
         """
-        if served and self._clock() >= self._compare_at:
+        if self._clock() >= self._compare_at:
             self._compare_at = self._clock() + COMPARE_SECONDS
             forget_gone(self._connection, self._model_alias)
             for model in read_figures(self._connection):
                 if model.alias == self._model_alias:
                     self._warn(model.warnings)
-        now = server_time(self._connection) if served else 0.0
-        told = self._info.model_copy(update={"announced_at": now})
-        self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
+        announce(self._connection, self._model_alias, self._info)
 
     def _warn(self, warnings: list[str]) -> None:
         for warning in warnings:
@@ -140,12 +138,6 @@ class StatusBoard:
             ended = f", {counted(cut, 'text')} cut by length" if cut else ""
             log.info("%s finished%s, %s", counted(jobs, "job"), ended, line(figures))
 
-    def sign_off(self) -> None:
-        """Delete the figures of this worker, and say so if it was the model's last."""
-        self._connection.hdel(workers_key(self._model_alias), self._name)
-        if not read_workers(self._connection, self._model_alias):
-            self.announce(served=False)
-
     def figures(self) -> WorkerFigures:
         """What the worker does at the moment, without rates. Asks nothing of Redis; called from any
         thread."""
@@ -170,6 +162,20 @@ class StatusBoard:
             weight_bytes=self._budget.weights,
             memory_limit=self._budget.limit,
         )
+
+
+def announce(connection: Redis, alias: str, info: ModelInfo, *, served: bool = True) -> None:
+    """Make a model known to producers, or tell them that no worker serves it any more."""
+    now = server_time(connection) if served else 0.0
+    told = info.model_copy(update={"announced_at": now})
+    connection.hset(MODELS_KEY, alias, told.model_dump_json())
+
+
+def sign_off(connection: Redis, alias: str, name: str, info: ModelInfo | None) -> None:
+    """Delete a worker's figures of a model, and say so if it was the model's last."""
+    connection.hdel(workers_key(alias), name)
+    if info is not None and not read_workers(connection, alias):
+        announce(connection, alias, info, served=False)
 
 
 def line(figures: WorkerFigures) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from random import random
 from types import FrameType
@@ -20,27 +21,23 @@ from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
 from omlx_producer.signals import StopSignals
-from omlx_worker.control.admission import Admission
+from omlx_worker.control.boards import Describe, ModelBoards
+from omlx_worker.control.loaded import THREAD_SECONDS, LoadedModel, MakeEngine
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.control.status import StatusBoard
-from omlx_worker.decode.thread import DecodeThread, EngineBroken, MakeEngine
+from omlx_worker.control.served import ServedModels
+from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.job_log import JobCounts, JobLog
 from omlx_worker.delivery.observers import Observers
-from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.mac.machine import Mac
 from omlx_worker.messages import (
     Crashed,
-    Drain,
     MainMailbox,
     MainMessage,
     Prepared,
     Ring,
-    Stop,
     StopJob,
-    TrafficMailbox,
 )
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.upkeep import Upkeep
 from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
@@ -48,7 +45,6 @@ log = logging.getLogger("omlx_worker.worker")
 POLL_SECONDS = 0.25
 # Between the looks of an idle worker, for jobs that nobody rings for; 100 take 2% of a Redis.
 LOOK_SECONDS = 2.0
-THREAD_SECONDS = 5.0
 
 
 class RedisGone(ConnectionError):
@@ -56,65 +52,65 @@ class RedisGone(ConnectionError):
 
 
 class GenerationWorker(RecordedWorker):
-    """Serves the queues of one model alias.
+    """Serves the queues of one model alias, or of several in turn.
 
     Args:
-        make_engine: called once, on the decode thread.
+        models: the settings of each. What is not a model's own is the first one's.
+        make_engine: called on a decode thread, each time that a model is loaded.
+        describe: see `ModelBoards`.
         machine: that it runs on.
         outside: see `MemoryBudget`; called from any thread.
 
     Attributes:
         observers: of its jobs.
-        leases: those that it holds.
-        board: of its figures; None until the engine is loaded.
+        boards: of its models.
         unreachable: whether Redis was away when it ended.
     """
 
     def __init__(
         self,
-        settings: WorkerSettings,
+        models: Sequence[WorkerSettings],
         make_engine: MakeEngine,
         *,
         connection: Redis,
+        describe: Describe | None = None,
         machine: Mac | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
         self._machine = machine or Mac(None)
         self._mailbox: MainMailbox = SimpleQueue()
+        self._settings = models[0]
         super().__init__(
-            settings.queues,
+            [queue for model in models for queue in model.queues],
             connection=connection,
-            name=settings.name,
-            model=settings.alias,
+            name=self._settings.name,
+            models=[model.alias for model in models],
             mailbox=self._mailbox,
         )
-        self._settings = settings
-        self.leases = LeaseTable(
+        jobs = JobCounts()
+        self.observers = Observers(JobLog(), jobs)
+        self.boards = ModelBoards(
+            models,
             connection,
             self.name,
-            settings.queues,
-            seconds=settings.lease_seconds,
-            on_free=lambda: self._mailbox.put(Ring()),
-            on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
+            describe,
+            jobs=jobs,
+            conditions=self._machine.conditions,
         )
-        self._upkeep = Upkeep(self.leases)
-        self._traffic: TrafficMailbox = SimpleQueue()
-        self.decode_thread = DecodeThread(
-            settings,
-            make_engine,
-            self._traffic,
-            self._mailbox,
+        make = partial(
+            LoadedModel,
+            make_engine=make_engine,
+            main=self._mailbox,
+            observers=self.observers,
             outside=outside,
         )
-        self._counts = JobCounts()
-        self.observers = Observers(JobLog(), self._counts)
-        self._publisher = Publisher(
-            self.leases,
-            self._traffic,
-            self._mailbox,
-            self.decode_thread.submit,
-            self.decode_thread.outbox,
-            self.observers,
+        self._models = ServedModels(
+            models,
+            make,
+            self.boards,
+            connection=connection,
+            name=self.name,
+            main=self._mailbox,
         )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self.unreachable = False
@@ -123,13 +119,29 @@ class GenerationWorker(RecordedWorker):
         self._rests_until: float | None = None
         self._jobs_end_by = 0.0
         self._error: BaseException | None = None
-        self.board: StatusBoard | None = None
         self._outage = Outage(log=log)
-        self._recorded = self._ready = False
+        self._recorded = False
+        # The model that the log has said to be ready.
+        self._told: LoadedModel | None = None
         # Whether a message has come since the last look at the queues, and when the next is due.
         self._rung, self._look_at = True, 0.0
         # Rows up to which jobs are claimed.
         self._most_rows = 1
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model that is loaded, is being loaded, or will be first."""
+        return self._models.loaded
+
+    @property
+    def decode_thread(self) -> DecodeThread:
+        """That of the loaded model."""
+        return self.loaded.decode_thread
+
+    @property
+    def leases(self) -> LeaseTable:
+        """Those that it holds, all of the loaded model."""
+        return self.loaded.leases
 
     # The loop
 
@@ -145,33 +157,7 @@ class GenerationWorker(RecordedWorker):
             Exception: what the engine raised when it was made, or when it broke, and errors of
                 Redis that do not pass.
         """
-        self._engine = self.decode_thread.start()
-        budget = self.decode_thread.budget
-        self._admission = Admission(
-            self.leases,
-            self._engine,
-            budget,
-            alias=self._settings.alias,
-            main=self._mailbox,
-            submit=self.decode_thread.submit,
-            traffic=self._traffic,
-            observers=self.observers,
-        )
-        self._board = self.board = StatusBoard(
-            self.connection,
-            self._settings.alias,
-            self.name,
-            self._settings.mode,
-            self._engine.info,
-            max_rows=self._engine.max_rows,
-            counters=self.decode_thread.counters,
-            jobs=self._counts,
-            leases=self.leases,
-            budget=budget,
-            driver=self.decode_thread.driver,
-            conditions=self._machine.conditions,
-        )
-        self._publisher.start()
+        self._models.start()
         with self._signals.caught():
             try:
                 while self._turn(burst):
@@ -182,7 +168,7 @@ class GenerationWorker(RecordedWorker):
                 self._shut_down()
         if self._error is not None:
             raise self._error
-        return self._admission.served
+        return self._models.served
 
     def _turn(self, burst: bool) -> bool:
         """Do what is due; returns whether to go on."""
@@ -195,12 +181,12 @@ class GenerationWorker(RecordedWorker):
         if self._signals.asked and not self._draining:
             self._draining = True
             self._wind_down("draining")
-        self._admission.fail_timed_out()
+        self.loaded.fail_timed_out()
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
             pause = self._outage.failed(error)
-            self._upkeep.postpone()
+            self._models.postpone()
             self._listen(pause)
             return not self._draining or self._finishes_jobs
         self._outage.answered()
@@ -216,32 +202,33 @@ class GenerationWorker(RecordedWorker):
             self._recorded = True
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        self.show(self.leases, self._admission.paused or not self._most_rows)
+        loaded = self.loaded
+        self.show(self.leases, loaded.is_paused or not self._most_rows)
         if self.beat():
-            self._board.announce()
-        self._board.show(self._condition, self._rests_until)
-        if not self._ready:
-            self._ready = True
-            self._tell_ready()
+            self.boards.announce(loaded)
+        self.boards.show(loaded, self._condition, self._rests_until)
+        if loaded.admission is not None and self._told is not loaded:
+            self._told = loaded
+            self._tell_ready(loaded)
         return goes_on
 
-    def _tell_ready(self) -> None:
-        by, depth = self._engine.drafters, self._engine.max_depth
+    def _tell_ready(self, model: LoadedModel) -> None:
+        by, depth = model.engine.drafters, model.engine.max_depth
         drafts = f"drafts up to {depth} a step by {by}" if by else "no drafts"
         page = f"; the page is at {self._settings.page}" if self._settings.page else ""
         log.info(
             "%s is ready: worker %s, %s (--mode %s)%s",
-            *(self._settings.alias, self.name, drafts, self._settings.mode, page),
+            *(model.alias, self.name, drafts, model.settings.mode, page),
         )
 
     def _serve(self, burst: bool) -> bool:
         """Take jobs; returns whether to go on."""
         if self._draining:
             return self._finishes_jobs
-        self._upkeep.attend()
+        self._models.attend()
         self._keep_hours()
         rests = self._rests_until is not None
-        self._most_rows = 0 if rests else self._machine.most_rows(self._engine.max_rows)
+        self._most_rows = 0 if rests else self._machine.most_rows(self.loaded.max_rows)
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
         idle = len(self.leases) == 0
         if idle and not (burst or self._rung or time.monotonic() >= self._look_at):
@@ -249,7 +236,7 @@ class GenerationWorker(RecordedWorker):
         self._rung = False
         # Workers that started together do not look together.
         self._look_at = time.monotonic() + LOOK_SECONDS * (0.5 + random() / 2)
-        taken = self._admission.take(self._most_rows)
+        taken = self._models.take(self._most_rows)
         return rests or not (burst and idle and not taken)
 
     def _keep_hours(self) -> None:
@@ -264,14 +251,13 @@ class GenerationWorker(RecordedWorker):
             until = time.strftime("%H:%M", time.localtime(self._rests_until))
             self._wind_down(f"resting until {until}")
         elif len(self.leases) and not self._finishes_jobs:
-            self._admission.give_back()
+            self.loaded.give_back()
 
     def _wind_down(self, why: str) -> None:
         """Start no job, and leave those that run ``drain_timeout`` seconds."""
         log.info("%s; running jobs have %.0f s to finish", why, self._settings.drain_timeout)
         self._jobs_end_by = time.monotonic() + self._settings.drain_timeout
-        self._admission.give_back_coming()
-        self.decode_thread.submit(Drain())
+        self.loaded.wind_down()
 
     @property
     def _finishes_jobs(self) -> bool:
@@ -281,12 +267,12 @@ class GenerationWorker(RecordedWorker):
     @property
     def redis_away(self) -> float:
         """Seconds since Redis answered last; 0 while it does."""
-        return max(self._outage.seconds, self._publisher.outage.seconds)
+        return max(self._outage.seconds, self.loaded.publisher.outage.seconds)
 
     @property
     def redis_failures(self) -> int:
         """Calls that an outage has failed."""
-        return self._outage.failures + self._publisher.outage.failures
+        return self._outage.failures + self.loaded.publisher.outage.failures
 
     @property
     def _condition(self) -> str:
@@ -296,7 +282,7 @@ class GenerationWorker(RecordedWorker):
             return "resting"
         if not self._most_rows:
             return "on battery"
-        return "paused" if self._admission.paused else "busy" if len(self.leases) else "idle"
+        return "paused" if self.loaded.is_paused else "busy" if len(self.leases) else "idle"
 
     # Messages
 
@@ -312,10 +298,8 @@ class GenerationWorker(RecordedWorker):
         match message:
             case Ring():
                 pass
-            case StopJob(job_id):
-                self._admission.stop(job_id)
-            case Prepared():
-                self._admission.prepared(message)
+            case StopJob() | Prepared():
+                self.loaded.handle(message)
             case Crashed(error):
                 self._error = error
 
@@ -341,15 +325,11 @@ class GenerationWorker(RecordedWorker):
 
     def _shut_down(self) -> None:
         """End the threads, and give back the remaining jobs unless one of them may be to blame."""
+        # An orderly exit needs the end of loading, too.
+        while not (self.loaded.is_made or self._signals.at_once):
+            self._listen(POLL_SECONDS)
         at_once = self._signals.at_once
-        self._admission.close()
-        if self._error is None:
-            self._admission.give_back()
-        self.decode_thread.submit(Stop())
-        if not self.decode_thread.join(0.5 if at_once else THREAD_SECONDS):
-            log.warning("the engine is still busy; ending without it")
-            self._traffic.put(Stop())
-        self._publisher.join(0.5 if at_once else THREAD_SECONDS)
+        self.loaded.close(0.5 if at_once else THREAD_SECONDS, gives_back=self._error is None)
         if not at_once:
             self._listen(0)
         try:
@@ -358,11 +338,11 @@ class GenerationWorker(RecordedWorker):
                 self.leases.give_back(held)
                 for claim in held:
                     self.observers.ended(claim, outcome="given back")
-            self._upkeep.leave()
             self.unsubscribe()
             if self.birth_date is not None:
                 self.register_death()  # type: ignore[no-untyped-call]
-            self._board.sign_off()
+            self._models.leave()
+            self.boards.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self.unreachable = True
@@ -370,4 +350,5 @@ class GenerationWorker(RecordedWorker):
         for claim in self.leases.jobs():
             self.observers.ended(claim, outcome="abandoned", error="its lease will expire")
         self._machine.keep_awake(False)
-        log.info("in total: %s", self.decode_thread.counters)
+        for alias, counters in self.boards.counters.items():
+            log.info("in total, %s: %s", alias, counters)

@@ -42,7 +42,8 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine has done since the worker started. Only the decode thread writes it.
+    """What the engine has done since the worker started. Only the decode thread writes it, but for
+    the counts of switches, which are the main thread's.
 
     `WorkerFigures` has fields of the same names.
 
@@ -59,6 +60,8 @@ class Counters:
         traces: steps and windows that rows waited for until they were traced for a new shape.
         contests: comparisons of kernels that rows waited for.
         pauses: how often a row made place for a more urgent one.
+        switches: how often the model was loaded in place of another one.
+        switch_seconds: what that took, from the last claim for the other to the first for this.
     """
 
     rows: int = 0
@@ -72,6 +75,8 @@ class Counters:
     traces: int = 0
     contests: int = 0
     pauses: int = 0
+    switches: int = 0
+    switch_seconds: float = 0.0
     drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property

@@ -65,6 +65,7 @@ class DecodeThread:
         make_engine: called on the decode thread.
         traffic: where emissions and endings go.
         main: told when this thread cannot go on.
+        counters: those to go on with; new ones by default.
         outside: see `MemoryBudget`; called from any thread.
 
     Attributes:
@@ -78,9 +79,10 @@ class DecodeThread:
         traffic: TrafficMailbox,
         main: MainMailbox,
         *,
+        counters: Counters | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.counters = Counters()
+        self.counters = counters or Counters()
         self._settings = settings
         self._make_engine = make_engine
         self._traffic = traffic
@@ -96,14 +98,14 @@ class DecodeThread:
 
     # Any thread
 
-    def start(self) -> Engine:
+    def start(self) -> Future[Engine]:
         """Start the thread, which loads the model.
 
-        Raises:
-            whatever ``make_engine`` raised.
+        Returns:
+            The engine once it is made, or what its making raised.
         """
         self._thread.start()
-        return self._made.result()
+        return self._made
 
     def submit(self, message: DecodeMessage) -> None:
         self._mailbox.put(message)

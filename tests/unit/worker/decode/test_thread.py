@@ -116,7 +116,7 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue()).start()
+        DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue()).start().result()
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 30), (5 << 30, 5 << 30)])
@@ -127,7 +127,7 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
     settings = WorkerSettings(memory_limit=limit and ByteSize(limit))
     decode_thread = DecodeThread(settings, lambda: engine, SimpleQueue(), SimpleQueue())
 
-    decode_thread.start()
+    decode_thread.start().result()
     decode_thread.submit(Stop())
 
     assert decode_thread.join(5)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import _get_classes, load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_config, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
@@ -48,6 +48,8 @@ from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
 
+# What reading a checkpoint's files may raise.
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 DEFAULT_CONTEXT = 32_768
 # Families name it differently; beyond it, GPT-2's have no positions.
 CONTEXT_NAMES = (
@@ -117,15 +119,7 @@ def load_engine(
         raise ModelError(f"--model {model}: no vectors can be made with it, for {decoder.reason}")
     if fixed and decoder.reason:
         raise ModelError(f"--fixed-shapes: leave it out, because {decoder.reason}")
-    info = ModelInfo(
-        model=model,
-        context_length=context_length(config),
-        longest_token=max(len(token) for token in tokenizer.get_vocab()),
-        draft_depth=decoder.max_depth,
-        system_fingerprint=fingerprint_of(path),
-        chat_template=tokenizer.has_chat_template,
-        vector_size=embedder.size if embedder else 0,
-    )
+    info = _info(model, path, config, tokenizer, embedder, decoder.max_depth)
     defaults = _defaults(path)
     grammars = None
     if isinstance(decoder, RaggedDecoder):
@@ -164,6 +158,55 @@ def load_engine(
     return engine
 
 
+def describe(model: str) -> ModelInfo:
+    """What a model is by its files, without its weights.
+
+    Args:
+        model: see `load_engine`.
+
+    Raises:
+        ModelError: if its files cannot be used.
+    """
+    path = resolve(model)
+    try:
+        _require_checkpoint(path, "--model")
+        config = load_config(path)
+        tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+        embedder = read_embedder(path, config) if embeds(path) else None
+        return _info(model, path, config, tokenizer, embedder)
+    except _UNUSABLE as error:
+        raise _unusable("--model", path, error) from None
+
+
+def _info(
+    model: str,
+    path: Path,
+    config: Mapping[str, Any],
+    tokenizer: TokenizerWrapper,
+    embedder: Embedder | None,
+    draft_depth: int | None = None,
+) -> ModelInfo:
+    return ModelInfo(
+        model=model,
+        context_length=context_length(config),
+        longest_token=max(len(token) for token in tokenizer.get_vocab()),
+        draft_depth=draft_depth,
+        system_fingerprint=fingerprint_of(path),
+        chat_template=tokenizer.has_chat_template,
+        vector_size=embedder.size if embedder else 0,
+    )
+
+
+def _require_checkpoint(path: Path, option: str) -> None:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{option} {path}: no checkpoint, for it has no config.json; give another")
+
+
+def _unusable(option: str, path: Path, error: Exception) -> ModelError:
+    told = one_line(str(error))
+    return ModelError(f"{option} {path}: the checkpoint cannot be loaded: {told}")
+
+
 def context_length(config: Mapping[str, Any]) -> int:
     """Tokens of a prompt and its answer, at most, by the config of a checkpoint."""
     text_config = config.get("text_config", config)
@@ -185,9 +228,8 @@ def load(
     """
     if not compiles():
         log.warning("mx.compile is off (on a CPU it needs g++): steps run unfused, which is slower")
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{option} {path}: no checkpoint, for it has no config.json; give another")
     try:
+        _require_checkpoint(path, option)
         if embeds(path):
             # Nothing is scored, so the network has no weights for that.
             network, config = load_model(
@@ -201,10 +243,8 @@ def load(
         else:
             network, config = load_model(path, get_model_classes=classes_with_head)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ModelError(
-            f"{option} {path}: the checkpoint cannot be loaded: {one_line(str(error))}"
-        ) from None
+    except _UNUSABLE as error:
+        raise _unusable(option, path, error) from None
     if graft is not None:
         graft.onto(network, config, tokenizer, path)
     elif fault := getattr(network, "head_fault", None):

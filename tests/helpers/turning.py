@@ -1,0 +1,114 @@
+"""A worker of several models on a thread, each a fake engine that takes its time to load."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from redis import Redis
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from omlx_producer.wire import JOB_FUNCTION, ModelInfo, queue_name
+from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.settings import WorkerSettings
+from tests.helpers.fake_engine import CONTEXT, FakeEngine
+
+
+class Loads:
+    """Makes the engines of a worker of several models.
+
+    Args:
+        seconds: that each load takes.
+        faults: raised in place of an engine, by model; may be changed while it runs.
+
+    Attributes:
+        made: the models, in the order of their loads.
+        engines: that are open now.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        faults: Mapping[str, Exception] | None = None,
+        **engine: Any,
+    ) -> None:
+        self.made: list[str] = []
+        self.engines: list[FakeEngine] = []
+        self.faults = dict(faults or {})
+        self.most_open = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self._seconds = seconds
+        self._engine = engine
+
+    def __call__(self, settings: WorkerSettings) -> FakeEngine:
+        self.made.append(settings.alias)
+        time.sleep(self._seconds)
+        self.gate.wait(20)
+        if fault := self.faults.get(settings.alias):
+            raise fault
+        engine = FakeEngine(**self._engine)
+        self.engines.append(engine)
+        self.most_open = max(self.most_open, len(self.engines))
+        close = engine.close
+
+        def closing() -> None:
+            close()
+            self.engines.remove(engine)
+
+        engine.close = closing  # type: ignore[method-assign]
+        return engine
+
+
+def describe(settings: WorkerSettings) -> ModelInfo:
+    return ModelInfo(model=settings.model, context_length=CONTEXT, longest_token=1)
+
+
+@contextlib.contextmanager
+def turning_worker(
+    url: str,
+    models: Sequence[str],
+    loads: Callable[[WorkerSettings], FakeEngine],
+    *,
+    burst: bool = False,
+    **options: Any,
+) -> Iterator[GenerationWorker]:
+    """A worker of these models on a thread; stopped at once when the block ends before it does."""
+    connection = Redis.from_url(url)
+    settings = [WorkerSettings(model_alias=alias, **options) for alias in models]
+    worker = GenerationWorker(settings, loads, connection=connection, describe=describe)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            worker.work(burst=burst)
+        except BaseException as error:  # noqa: BLE001 (raised again below)
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        if not burst:
+            worker.stop()
+            worker.stop()
+        thread.join(30)
+        connection.close()
+    assert not thread.is_alive()
+    for error in errors:
+        raise error
+
+
+def enqueue_for(
+    connection: Redis, model: str, prompt: str = "hello", priority: Any = "default", **fields: Any
+) -> Job:
+    """Enqueue a job for one of the models, and ring for nobody."""
+    queue = Queue(queue_name(model, priority), connection=connection, serializer=JSONSerializer)
+    request = {"model": model, "prompt": prompt, "seed": 1, **fields}
+    return queue.enqueue(JOB_FUNCTION, kwargs={"request": request})

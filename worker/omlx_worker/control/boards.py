@@ -1,0 +1,166 @@
+"""What Redis is told of a worker's models: those that it serves, and the figures of each."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from redis import Redis
+
+from omlx_producer.client.workers import (
+    LOADING,
+    NOT_LOADED,
+    WorkerFigures,
+    server_time,
+    write_figures,
+)
+from omlx_producer.wire import ModelInfo
+from omlx_worker.control.loaded import LoadedModel
+from omlx_worker.control.status import WRITE_SECONDS, StatusBoard, announce, sign_off
+from omlx_worker.decode.counters import Counters
+from omlx_worker.delivery.job_log import JobCounts
+from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.settings import WorkerSettings
+
+log = logging.getLogger("omlx_worker.worker")
+
+Describe = Callable[[WorkerSettings], ModelInfo]
+
+
+class ModelBoards:
+    """Runs on the main thread.
+
+    Args:
+        models: of the worker.
+        name: of the worker.
+        describe: what a model is, before it was loaded. It may raise `ModelError`. Without it
+            models are announced once they were loaded.
+        jobs: of the worker.
+        conditions: see `WorkerFigures`.
+
+    Attributes:
+        counters: of each model, by alias.
+        board: of the loaded model; None while there is none.
+    """
+
+    board: StatusBoard | None = None
+
+    def __init__(
+        self,
+        models: Sequence[WorkerSettings],
+        connection: Redis,
+        name: str,
+        describe: Describe | None,
+        *,
+        jobs: JobCounts,
+        conditions: Callable[[], Sequence[str]],
+    ) -> None:
+        self.counters = {each.alias: Counters() for each in models}
+        self._models = models
+        self._connection = connection
+        self._name = name
+        self._describe = describe
+        self._jobs = jobs
+        self._conditions = conditions
+        self._infos: dict[str, ModelInfo] = {}
+        self._written_at = float("-inf")
+
+    def describe(self) -> None:
+        """Look what the models are. One that cannot be loaded is announced once it can."""
+        if self._describe is None:
+            return
+        for model in self._models:
+            try:
+                self._infos[model.alias] = self._describe(model)
+            except ModelError as error:
+                log.error("%s is not announced: %s", model.alias, error)
+
+    def loads(self) -> None:
+        """A model is loaded in place of the one on the board."""
+        self.board = None
+        self._written_at = float("-inf")
+
+    def serves(self, loaded: LoadedModel) -> None:
+        """A model is loaded."""
+        self._infos[loaded.alias] = loaded.engine.info
+        self.board = StatusBoard(
+            self._connection,
+            loaded.alias,
+            self._name,
+            loaded.settings.mode,
+            loaded.engine.info,
+            max_rows=loaded.engine.max_rows,
+            counters=self.counters[loaded.alias],
+            jobs=self._jobs,
+            leases=loaded.leases,
+            budget=loaded.decode_thread.budget,
+            driver=loaded.decode_thread.driver,
+            conditions=self._conditions,
+        )
+
+    def announce(self, loaded: LoadedModel) -> None:
+        """Make the models known to producers, or tell them that they are still served."""
+        if self.board is not None:
+            self.board.announce()
+        for model in self._unloaded(loaded):
+            announce(self._connection, model.alias, self._infos[model.alias])
+
+    def show(self, loaded: LoadedModel, state: str, rests_until: float | None) -> None:
+        """Write the figures of all models, if it is time to; see `StatusBoard.show`."""
+        if self.board is not None:
+            self.board.show(state, rests_until)
+        unloaded, now = self._unloaded(loaded), time.monotonic()
+        if unloaded and now - self._written_at >= WRITE_SECONDS:
+            self._written_at = now
+            for model in unloaded:
+                moment = {"at": server_time(self._connection)}
+                figures = self._figures(model, loaded).model_copy(update=moment)
+                write_figures(self._connection, model.alias, figures)
+
+    def figures(self, loaded: LoadedModel) -> dict[str, WorkerFigures]:
+        """See `StatusBoard.figures`; those of all models, by alias."""
+        board = self.board
+        found = {} if board is None else {loaded.alias: board.figures()}
+        for model in self._unloaded(loaded):
+            found.setdefault(model.alias, self._figures(model, loaded))
+        return found
+
+    def sign_off(self) -> None:
+        """Delete the figures of this worker, and say so of models that it served as the last."""
+        for model in self._models:
+            info = self._infos.get(model.alias)
+            sign_off(self._connection, model.alias, self._name, info)
+
+    def _unloaded(self, loaded: LoadedModel) -> list[WorkerSettings]:
+        """The known models that are not loaded. One is not known if it could not be loaded yet."""
+        known = [each for each in self._models if each.alias in self._infos]
+        return [each for each in known if each.alias != loaded.alias or self.board is None]
+
+    def _figures(self, model: WorkerSettings, loaded: LoadedModel) -> WorkerFigures:
+        """The figures of a model that is not loaded."""
+        counters, info = self.counters[model.alias], self._infos[model.alias]
+        is_next = model.alias == loaded.alias
+        return WorkerFigures(
+            **asdict(counters) | {"rows": 0, "waiting": 0},
+            name=self._name,
+            host=socket.gethostname(),
+            fingerprint=info.system_fingerprint or "",
+            state=LOADING if is_next and loaded.is_loading else NOT_LOADED,
+            turned_to="" if is_next else loaded.alias,
+            uptime=time.monotonic() - loaded.since,
+            lease_seconds=model.lease_seconds,
+            jobs=0,
+            max_rows=0,
+            mode=model.mode,
+            depth=0,
+            reason="",
+            all_prompt_tokens=counters.prompt_tokens + counters.cached_tokens,
+            drafted=counters.drafts.drafted,
+            accepted=sum(counters.drafts.accepted),
+            cache_bytes=0,
+            weight_bytes=0,
+            memory_limit=0,
+        )
