@@ -17,6 +17,9 @@ MAX_TEXT = 1000
 MAX_NUMBER = 10**15
 """The magnitude of a number that a schema does not limit; exact in any JSON reader."""
 
+SMALLEST_STEP = 1e-9
+"""Between numbers that a schema does not limit: it bounds their digits behind the point."""
+
 _TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
 _NAME = re.compile(r"[^\W\d][\w-]*")
 _ENDS = {"maxLength", "pattern", "format", "enum", "const"}
@@ -70,6 +73,8 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
             made["minimum"] = -MAX_NUMBER
         if not {"maximum", "exclusiveMaximum"} & schema.keys():
             made["maximum"] = MAX_NUMBER
+        if "number" in kinds:
+            made.setdefault("multipleOf", SMALLEST_STEP)
     if "object" in kinds and "properties" in schema and not _COMBINED & schema.keys():
         made["additionalProperties"] = False
     for keyword in NAMED:

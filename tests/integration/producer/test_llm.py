@@ -13,9 +13,10 @@ from click.testing import CliRunner, Result
 from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer import Producer
+from omlx_producer.schemas import short_schema
 from tests.helpers.bulk_runs import wait_for_model
 from tests.helpers.fake_worker import announce
-from tests.helpers.workers import running_worker, wait_for
+from tests.helpers.workers import fetch, running_worker, wait_for
 
 pytest.importorskip("llm")
 
@@ -88,6 +89,14 @@ def test_a_job_that_nobody_reads_to_its_end_is_cancelled(
         (job_id,) = (key.decode().rpartition(":")[2] for key in connection.keys(f"{RQ}:job:*"))
         text.close()
         wait_for(lambda: producer.status(job_id).status == "cancelled")
+
+
+def test_a_schema_is_bounded(served: Llm, connection: redis.Redis) -> None:
+    served("-m", "omlx/fake", "--schema", "name, year int", "hello")
+    (job_id,) = (key.decode().rpartition(":")[2] for key in connection.keys(f"{RQ}:job:*"))
+    request = fetch(connection, job_id).kwargs["request"]
+    schema = request["response_format"]["json_schema"]["schema"]
+    assert schema == short_schema("name, year int")
 
 
 def test_a_request_that_is_refused_is_a_sentence(served: Llm) -> None:

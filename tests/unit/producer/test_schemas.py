@@ -27,6 +27,15 @@ def test_each_type_has_a_word() -> None:
     assert [each["type"] for each in found.values()] == ["integer", "number", "boolean", "string"]
 
 
+def test_numbers_have_a_largest_and_a_smallest_digit() -> None:
+    assert short_schema("a float")["properties"]["a"] == {
+        "type": "number",
+        "minimum": -MAX_NUMBER,
+        "maximum": MAX_NUMBER,
+        "multipleOf": 1e-9,
+    }
+
+
 def test_lines_may_have_descriptions_with_commas() -> None:
     found = short_schema("\n  name: the first, and the last\n  year int: of birth\n")["properties"]
     assert found["name"] == {**TEXT, "description": "the first, and the last"}

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from omlx_producer.schemas import MAX_NUMBER, MAX_TEXT, short_schema
 from omlx_producer.wire import GenerationRequest, InvalidRequest, ModelInfo
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows import constraints
@@ -48,6 +49,23 @@ def test_each_kind_takes_what_it_describes_and_nothing_else() -> None:
     ):
         assert matches(constraint, right), constraint
         assert not matches(constraint, wrong), constraint
+
+
+def test_what_the_short_form_takes_has_a_longest_text() -> None:
+    constraint = Constraint("json_schema", json.dumps(short_schema("name, price float, count int")))
+    whole = '{"name": "NAME", "price": PRICE, "count": COUNT}'
+    usual = {"NAME": "a" * MAX_TEXT, "PRICE": "-12.000000001", "COUNT": str(MAX_NUMBER)}
+
+    def taken(**other: str) -> bool:
+        text = whole
+        for place, value in (usual | other).items():
+            text = text.replace(place, value)
+        return matches(constraint, text)
+
+    assert taken()
+    assert not taken(NAME="a" * (MAX_TEXT + 1))
+    assert not taken(PRICE="1.0000000001")
+    assert not taken(COUNT=str(MAX_NUMBER + 1))
 
 
 def test_a_constraint_may_begin_after_a_marker() -> None:
