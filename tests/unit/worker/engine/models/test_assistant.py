@@ -116,7 +116,9 @@ def test_its_drafts_are_those_of_a_plain_forward_in_every_step(
             assert drafts[slot] == drafts_of(gemma, net, history, 3), (name, len(history))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize(
+    "depth", [*(pytest.param(depth, marks=pytest.mark.slow) for depth in (0, 1)), 3]
+)
 def test_rows_in_company_have_the_text_of_the_model_alone(
     gemma: Loaded, assistant: nn.Module, depth: int
 ) -> None:
