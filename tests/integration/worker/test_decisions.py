@@ -44,8 +44,8 @@ def test_choices_of_several_rows_are_added_up(redis_url: str, connection: Redis)
         wait_for_model(connection)
         texts = {"choice": ["ac", "ab", "bb", "b"]}
         result = producer.submit(**TEXTS, structured_outputs=texts).result(20)
-    # By the fake engine "ac" has -97 - 99; "b" is a beginning, and so has -98 - 96 with its end.
-    weights = {"ac": -196.0, "ab": -195.0, "bb": -196.0, "b": -194.0}
+    # Minus the numbers of its letters, and 96 for an end, since "b" begins "bb".
+    weights = {"ac": -292.0, "ab": -291.0, "bb": -292.0, "b": -194.0}
     total = sum(math.exp(each + 194) for each in weights.values())
     expected = {text: math.exp(each + 194) / total for text, each in weights.items()}
     assert result.choices[0].probabilities == pytest.approx(expected)

@@ -1,8 +1,9 @@
 """Decisions: how likely a model is to answer with each of some texts. Nothing is sampled.
 
-A choice counts with the probability of its tokens after the prompt. If another choice begins with
-its text, the end of the answer after it counts, too: without it, the shorter one would have all of
-the longer one's probability. What the choices have of all probability is shared out among them.
+A choice counts with the probability of its tokens after the prompt. Where one choice begins with
+the text of another, every choice counts with the end of the answer after it, too: the shorter one
+would otherwise have all of the longer one's probability. What the choices have of all probability
+is shared out among them.
 
 Tokens with which choices begin alike are read once. A row reads one way through the choices, and
 scores after each token all that choices have next.
@@ -27,13 +28,10 @@ def branches(
         ends: tokens of which each ends an answer.
         start: tokens of the prompt.
     """
-    ended = [any(o != text and o.startswith(text) for o in spelled) for text in spelled]
+    ended = any(one != text and one.startswith(text) for one in spelled for text in spelled)
     choices = [list(tokens) for tokens in spelled.values()]
-    # The last token of a choice is read only if something is scored after it.
-    ways = sorted(
-        tokens if ends_here else tokens[:-1]
-        for tokens, ends_here in zip(choices, ended, strict=True)
-    )
+    # The last token of a choice is read only if its end is scored.
+    ways = sorted(tokens if ended else tokens[:-1] for tokens in choices)
     longest = [
         way
         for way, after in zip(ways, [*ways[1:], None], strict=True)
@@ -49,7 +47,7 @@ def branches(
             common = in_common(way, tokens)
             for place in range(fresh, min(common + 1, len(tokens))):
                 found.setdefault((place, tokens[place]), []).append(number)
-            if ended[number] and fresh <= len(tokens) == common:
+            if ended and fresh <= len(tokens) == common:
                 for end in ends:
                     found.setdefault((common, end), []).append(number)
         made.append(

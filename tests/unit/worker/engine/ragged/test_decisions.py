@@ -50,11 +50,11 @@ def wanted(
     ends: Sequence[int] = ENDS,
 ) -> Any:
     """The same by mlx-lm: a forward over the whole text of each choice."""
-    weights = {}
+    weights, ended = {}, any(a != b and a.startswith(b) for a in spelled for b in spelled)
     for text, tokens in spelled.items():
         after = mlx_lms(network, [*prompt, *tokens])[len(prompt) - 1 :]
         weights[text] = math.exp(sum(after[at][token] for at, token in enumerate(tokens)))
-        if any(other != text and other.startswith(text) for other in spelled):
+        if ended:
             weights[text] *= sum(math.exp(after[-1][end]) for end in ends)
     total = sum(weights.values())
     return pytest.approx({text: each / total for text, each in weights.items()}, abs=CLOSE)
@@ -98,7 +98,7 @@ def test_what_choices_have_in_common_is_read_once(qwen: Loaded) -> None:
     assert counted(decision("flat", prompt, FLAT), qwen.network)[0] == len(prompt) + 1
     # Of the three ways the second and the third begin after the prompt. A last token counts too.
     tokens, _ = counted(decision("tree", prompt, TREE), qwen.network)
-    assert tokens == (len(prompt) + 2 + 1) + (3 + 1) + (1 + 1)
+    assert tokens == (len(prompt) + 3 + 1) + (4 + 1) + (2 + 1)
 
 
 def test_only_the_windows_that_score_are_narrow(qwen: Loaded) -> None:
@@ -150,7 +150,7 @@ def test_texts_of_the_demo_model_have_their_probabilities() -> None:
 
 
 def test_choices_that_do_not_fit_the_context_are_refused(qwen: Loaded) -> None:
-    sentence = "^prompt: 65 tokens with the choices do not fit the context of tiny"
+    sentence = "^prompt: 66 tokens with the choices do not fit the context of tiny"
     with pytest.raises(InvalidRequest, match=sentence):
         prompter(qwen, 64).rows(ask(["yes", "no", "noble"], prompt="x" * 61), "job")
 
