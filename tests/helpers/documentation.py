@@ -40,6 +40,7 @@ NOT_TYPED = {
     "omlx-worker run -m Qwen3.5-9B-4bit": DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --fixed-shapes --max-batch 8": DOWNLOAD,
     "omlx-worker run -m Qwen/Qwen3-Embedding-0.6B --embedded-redis": DOWNLOAD,
+    'omlx-submit embed releases-500.csv -o vectors.parquet --template "{call}" --keep': EMBEDS,
     "lm_eval run --model local-completions --tasks NAME --batch_size 8 --model_args "
     "model=demo,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=FOLDER,num_concurrent=8": (
         "is not installed; test_lm_eval runs it where it is"

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 from redis import Redis
 
 from omlx_producer import AsyncProducer, Producer
@@ -39,8 +41,12 @@ def arguments(
         other = ModelInfo(model="other", context_length=10, longest_token=1)
         told = other.model_copy(update={"announced_at": server_time(producer.connection)})
         producer.connection.hset(MODELS_KEY, "another", told.model_dump_json())
+    vectors = tmp_path / "vectors.parquet"
+    rows = [{"id": n, "embedding": [0.0] * n + [1.0] + [0.0] * (3 - n)} for n in range(4)]
+    parquet.write_table(arrow.Table.from_pylist([*rows, {"id": 4, "embedding": None}]), vectors)
     return {
         "bulk": [str(prompts), str(output)],
+        "search": [str(vectors), "fake", "What?"],
         "plain_redis_consumer": [job.id],
     }
 
@@ -56,6 +62,10 @@ def check(name: str, output: str) -> None:
         assert len(text) == events[-1]["usage"]["completion_tokens"]
     elif name == "bulk":
         assert [line.split()[0] for line in output.splitlines()] == ["row-1", "row-2"]
+    elif name == "search":
+        # The vector of its five letters is 5, 6, 7 and 8.
+        found = [f"{8 - n}.000 {{'id': {3 - n}}}\n" if n < 3 else "5.000 {}\n" for n in range(4)]
+        assert output == "".join(found)
     elif name == "after_each_job":
         assert re.fullmatch(r"(\d+ tokens: .+\n){3}", output)
     elif name == "async_client":
@@ -79,7 +89,7 @@ def test_an_example_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(path), *arguments.get(path.stem, [])])
-    with running_worker(redis_url):
+    with running_worker(redis_url, vector_size=4 if path.stem == "search" else 0):
         wait_for_model(connection)
         runpy.run_path(str(path), run_name="__main__")
     check(path.stem, capsys.readouterr().out)

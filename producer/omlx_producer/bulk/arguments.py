@@ -28,6 +28,7 @@ class BulkArguments(RequestFields, total=False):
     id_field: str | None
     raw: bool
     system: str | None
+    embed: bool
     empty: Empty | None
     format: Format | None
     delimiter: str | None

@@ -131,7 +131,7 @@ def has_rows_left(
     models, earlier, known = client.models(), None, None
     if output is not None:
         path = real_path(output)
-        require_run_output(path, options.input, keep=options.keep)
+        require_run_output(path, options.input, keep=options.keep, vectors=options.embed)
         if earlier := RunOptions.of_run(path):
             known = run_path(path)
     if options.input == "-":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omlx_producer.bulk.records import Format, Record
@@ -65,7 +65,7 @@ def with_answers(
     Args:
         documents: output lines, each with the number of its row, from 1.
     """
-    layout = Layout(TableForm(form.with_body, form.properties, dict.fromkeys(frame.columns)))
+    layout = Layout(replace(form, kept=dict.fromkeys(frame.columns)))
     lines = [
         (number - 1, line) for number, document in documents for line in layout.lines(document, {})
     ]

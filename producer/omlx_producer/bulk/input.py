@@ -157,7 +157,9 @@ class Input:
             with open_input(options.input) as stream:
                 kept = input_columns(stream, options.format, _delimiter(options))
         properties = columns_asked(options.sampling)
-        return TableForm(options.with_body, properties, kept, options.csv_safe)
+        return TableForm(
+            options.with_body, properties, kept, options.csv_safe, vectors=options.embed
+        )
 
     @contextlib.contextmanager
     def kept_records(self, store: Store) -> Iterator[Iterable[Record]]:

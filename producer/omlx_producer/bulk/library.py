@@ -102,7 +102,8 @@ def run_through(
     options, given = read_arguments(rows, arguments)
     results = stream_results(client, options, given, ordered=ordered, progress=progress)
     properties = columns_asked(options.sampling)
-    return BulkResults(results, rows, TableForm(options.with_body, properties))
+    form = TableForm(options.with_body, properties, vectors=options.embed)
+    return BulkResults(results, rows, form)
 
 
 def run_detached(client: Client, rows: Any, arguments: BulkArguments) -> BatchHandle:

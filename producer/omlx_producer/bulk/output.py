@@ -20,6 +20,7 @@ from omlx_producer.terminal import write
 from omlx_producer.wire import Constraint, row_job_id
 
 OUTPUT_SUFFIXES = (".jsonl", ".csv", ".parquet")
+VECTOR_SUFFIXES = (".jsonl", ".parquet", ".npy")
 
 
 def real_path(output: Path) -> Path:
@@ -42,18 +43,16 @@ def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.errors.jsonl")
 
 
-def require_output(output: Path) -> None:
+def require_output(output: Path, suffixes: Sequence[str] = OUTPUT_SUFFIXES) -> None:
     """Refuse an output that cannot be written.
 
     Raises:
         InvalidRequest: with the remedy.
     """
-    if output.suffix.lower() not in OUTPUT_SUFFIXES:
-        raise InvalidRequest(
-            "output",
-            f"got {str(output)!r}",
-            "give a file whose name ends in .jsonl, .csv or .parquet",
-        )
+    if output.suffix.lower() not in suffixes:
+        *others, last = suffixes
+        remedy = f"give a file whose name ends in {', '.join(others)} or {last}"
+        raise InvalidRequest("output", f"got {str(output)!r}", remedy)
     if output.suffix.lower() == ".parquet":
         import_pyarrow()
     if not output.parent.is_dir():
@@ -63,12 +62,13 @@ def require_output(output: Path) -> None:
             raise InvalidRequest(None, f"{path}: is not a regular file", "give another output")
 
 
-def require_run_output(output: Path, source: str, *, keep: bool) -> None:
+def require_run_output(output: Path, source: str, *, keep: bool, vectors: bool = False) -> None:
     """Refuse an output of a run that cannot be written, is the input, or holds something else.
 
     Args:
         source: the input, a path or ``-``.
         keep: whether the columns of the input are added to a table.
+        vectors: whether vectors are written.
 
     Raises:
         InvalidRequest: with the remedy.
@@ -76,13 +76,13 @@ def require_run_output(output: Path, source: str, *, keep: bool) -> None:
     written = (output, results_path(output), errors_path(output))
     if source != "-" and Path(source).resolve() in [path.resolve() for path in written]:
         raise InvalidRequest(None, f"{output}: would write over the input", "give another output")
-    if keep and (source == "-" or not is_table(output)):
+    if keep and (source == "-" or output.suffix.lower() not in (".csv", ".parquet")):
         raise InvalidRequest(
             "keep",
             "adds the columns of a file to a table",
             f"give an input other than -, and an output in .csv or .parquet in place of {output}",
         )
-    require_output(output)
+    require_output(output, VECTOR_SUFFIXES if vectors else OUTPUT_SUFFIXES)
     for path in () if run_path(output).exists() else written:
         if path.exists() and path.stat().st_size:
             raise InvalidRequest(
@@ -234,7 +234,8 @@ class Output:
         self.store.forget_stale_errors(whole=whole)
         if is_table(self.path):
             remove_drafts(self.path)
-            rows = self._rows(ordered or bool(form.kept), iter(source))
+            in_input_order = ordered or bool(form.kept) or self.path.suffix.lower() == ".npy"
+            rows = self._rows(in_input_order, iter(source))
             write_table(rows, self.path, form, like=self._results.path)
         for file in self._files:
             if ordered or file.lines != self.store.count(file.kind):

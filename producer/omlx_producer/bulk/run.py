@@ -91,7 +91,7 @@ def run_here(
         KeyboardInterrupt: at the second interrupt.
     """
     path = real_path(output)
-    require_run_output(path, options.input, keep=options.keep)
+    require_run_output(path, options.input, keep=options.keep, vectors=options.embed)
     client.require_suitable()
     models, earlier = client.models(), RunOptions.of_run(path)
     options = options.with_default_model(models, earlier)

@@ -78,6 +78,7 @@ class Shape(BaseModel):
             any row may have messages of its own.
         id_field: by default ``custom_id``, else ``id``, else the row has its number.
         sampling: fields of the request, for rows that do not set them.
+        embed: whether vectors of the texts are wanted.
         empty: of the template. By default the run is refused; rows that can be read only once fail.
     """
 
@@ -95,6 +96,7 @@ class Shape(BaseModel):
         default=False, description="Send texts as bare prompts, not as user messages."
     )
     system: str | None = Field(default=None, description="A system message before each.")
+    embed: bool = False
     sampling: Mapping[str, Any] = {}
 
 
@@ -228,12 +230,14 @@ class RowMaker:
             self._require_no_columns("a text input has no columns", "give --format csv")
         self._batch_lines = kind == "jsonl" and shape.template is None
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
-        fields = text_fields("x", chat=not shape.raw, system=None)
+        fields = self._text_fields("x", chat=not shape.raw) | {"model": "x"}
         # Batch lines may ask for log-probabilities themselves.
-        own = self._batch_lines and "top_logprobs" in shape.sampling
-        fields |= {"model": "x", "logprobs": own}
+        if self._batch_lines and "top_logprobs" in shape.sampling:
+            fields["logprobs"] = True
         asked = GenerationRequest.parse({**fields, **shape.sampling})
         require_compilable(asked)
+        if (alias := shape.model or default_model) and not self._batch_lines:
+            require_served(asked.model_copy(update={"model": alias}), models)
         self.constraint = asked.constraint
         self.ignored: Counter[str] = Counter()
         self.used: set[str] = set()
@@ -421,6 +425,9 @@ class RowMaker:
         else:
             own = self._own_fields(values) if isinstance(values, dict) else {}
             model = model or own.get("model") or self._only_model()
+            if shape.embed:
+                # What else a row has is of texts that are generated.
+                own = {PROMPT: own[PROMPT]} if PROMPT in own else {}
             if not isinstance(own.get(PROMPT, ""), str):
                 fields = own
             else:
@@ -432,7 +439,7 @@ class RowMaker:
                     text = self._prompt(values or {})
                 if not text:
                     raise InvalidRequest(columns, "empty", "give text")
-                fields = own | text_fields(text, chat=self._chats(model), system=shape.system)
+                fields = own | self._text_fields(text, chat=self._chats(model))
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
             if all(fields.get(given) is None for given in names):
@@ -444,6 +451,12 @@ class RowMaker:
         elif fields.get("model") is None:
             fields["model"] = self._only_model()
         return fields, columns
+
+    def _text_fields(self, text: str, *, chat: bool) -> dict[str, Any]:
+        """The fields of a request for a text that was made of a record."""
+        if self._shape.embed:
+            return {"input": text}
+        return text_fields(text, chat=chat, system=self._shape.system)
 
     def _prompt(self, values: Mapping[str, Any]) -> str:
         return self._template.render(values, with_empty=self._shape.empty == "run")

@@ -13,19 +13,23 @@ import io
 import itertools
 import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from omlx_producer.bulk.durable import replacing
+from omlx_producer.bulk.npy import write_npy
 from omlx_producer.bulk.records import import_pyarrow
 from omlx_producer.wire import answer_text
+from omlx_producer.wire.embedding import read_vector
 from omlx_producer.wire.json_schema import resolve
 from omlx_producer.wire.responses import as_completion
 
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 COLUMNS = ("custom_id", "text", "finish_reason", *TOKEN_COLUMNS, "error")
+VECTOR_COLUMNS = ("custom_id", "embedding", "prompt_tokens", "error")
 BODY = "response"
 ANSWER, INPUT = "answer.", "input."
 ROW_GROUP = 512
@@ -34,6 +38,7 @@ LARGEST_INTEGER = 2**63 - 1
 
 # The kinds of cells. A list of one of them has the suffix LIST. Anything else is JSON.
 TEXT, INTEGER, NUMBER, BOOLEAN, JSON, LIST = "text", "integer", "number", "boolean", "json", "[]"
+VECTOR = "vector"
 _KINDS = {"string": TEXT, "integer": INTEGER, "number": NUMBER, "boolean": BOOLEAN}
 
 # What makes a spreadsheet take a text for a formula, and the mark, so that it can be undone.
@@ -69,6 +74,7 @@ class TableForm:
             name.
         kept: the columns of the input with their Arrow types, None for text. They come first. One
             with the name of a fixed column has the prefix `INPUT`.
+        vectors: whether the lines have vectors in place of texts.
         csv_safe: whether a CSV has no cell that a spreadsheet runs as a formula; see `safe_cell`.
     """
 
@@ -76,13 +82,15 @@ class TableForm:
     properties: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
     csv_safe: bool = True
+    vectors: bool = False
 
 
 PLAIN = TableForm()
 
 
 def is_table(output: Path) -> bool:
-    return output.suffix.lower() in {".csv", ".parquet"}
+    """Whether an output is made at the end, from a JSONL beside it."""
+    return output.suffix.lower() in {".csv", ".parquet", ".npy"}
 
 
 def columns_asked(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -172,11 +180,13 @@ class Layout:
     """
 
     def __init__(self, form: TableForm) -> None:
-        self._with_body = form.with_body
-        own = [*COLUMNS, BODY] if form.with_body else [*COLUMNS]
+        self._form = form
+        fixed = VECTOR_COLUMNS if form.vectors else COLUMNS
+        own = [*fixed, BODY] if form.with_body else [*fixed]
         self.kept = {(f"{INPUT}{name}" if name in own else name): name for name in form.kept}
         self.columns = [Column(here, TEXT, form.kept[name]) for here, name in self.kept.items()]
-        self.columns += [Column(name, INTEGER if name in TOKEN_COLUMNS else TEXT) for name in own]
+        kinds = dict.fromkeys(TOKEN_COLUMNS, INTEGER) | {"embedding": VECTOR}
+        self.columns += [Column(name, kinds.get(name, TEXT)) for name in own]
         self._answers: dict[str, str] = {}
         for name, kind in form.properties.items():
             column = name
@@ -194,7 +204,7 @@ class Layout:
             values: of its row in the input.
         """
         kept = {column: values.get(name) for column, name in self.kept.items()}
-        for cells in _lines(document, self._with_body, self._answers):
+        for cells in _lines(document, self._form, self._answers):
             yield kept | cells
 
 
@@ -215,6 +225,10 @@ def write_table(
         InvalidRequest: if Parquet is asked for without pyarrow.
         OSError: if the file cannot be written.
     """
+    if output.suffix.lower() == ".npy":
+        with replacing(output, like=like) as stream:
+            write_npy((_vector_of(document) for document, _ in rows), stream)
+        return
     layout = Layout(form)
     lines = (line for document, values in rows for line in layout.lines(document, values))
     with replacing(output, like=like) as stream:
@@ -225,7 +239,7 @@ def write_table(
 
 
 def _lines(
-    document: Mapping[str, Any], with_body: bool, answers: Mapping[str, str]
+    document: Mapping[str, Any], form: TableForm, answers: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     row = {"custom_id": document["custom_id"]}
     once: dict[str, Any] = {}
@@ -236,14 +250,30 @@ def _lines(
         return
     body = document["response"]["body"]
     completion = as_completion(body)
-    once |= {name: completion["usage"][name] for name in TOKEN_COLUMNS}
-    if with_body:
+    counted = ("prompt_tokens",) if form.vectors else TOKEN_COLUMNS
+    once |= {name: completion["usage"][name] for name in counted}
+    if form.with_body:
         once[BODY] = json.dumps(body, ensure_ascii=False)
-    for choice in completion["choices"]:
+    for each in completion.get("data", ()):
+        written = each["embedding"]
+        yield (
+            row
+            | ({"embedding": read_vector(written)} if form.vectors else {"text": written})
+            | once
+        )
+        once = {}
+    for choice in completion.get("choices", ()):
         text = answer_text(choice)
         cells = {"text": text, "finish_reason": choice["finish_reason"]}
         yield row | cells | _cells(choice.get("probabilities"), text, answers) | once
         once = {}
+
+
+def _vector_of(document: Mapping[str, Any]) -> array[float] | None:
+    """The vector of an output line; None of one that failed."""
+    if document["error"] or not document["response"]:
+        return None
+    return read_vector(document["response"]["body"]["data"][0]["embedding"])
 
 
 def _cells(
@@ -302,12 +332,16 @@ def _write_parquet(
     scalars = {INTEGER: arrow.int64(), NUMBER: arrow.float64(), BOOLEAN: arrow.bool_()}
 
     def type_of(kind: str) -> Any:
+        if kind == VECTOR:
+            return arrow.list_(arrow.float32())
         if kind.endswith(LIST):
             return arrow.list_(type_of(kind.removesuffix(LIST)))
         return scalars.get(kind, arrow.string())
 
     schema = arrow.schema([(each.name, each.type or type_of(each.kind)) for each in columns])
-    with parquet.ParquetWriter(stream, schema) as writer:
+    # Numbers of vectors hardly repeat.
+    repeating = [each.name for each in columns if each.kind != VECTOR]
+    with parquet.ParquetWriter(stream, schema, use_dictionary=repeating) as writer:
         while chunk := list(itertools.islice(rows, ROW_GROUP)):
             cells = [{each.name: each.value(row) for each in columns} for row in chunk]
             writer.write_table(arrow.Table.from_pylist(cells, schema=schema))
@@ -315,6 +349,8 @@ def _write_parquet(
 
 def _typed(value: Any, kind: str) -> Any:
     """A value as one of its kind; None if it is of another."""
+    if kind == VECTOR:
+        return value
     if kind.endswith(LIST):
         inner = kind.removesuffix(LIST)
         return [_typed(each, inner) for each in value] if isinstance(value, list) else None

@@ -32,7 +32,7 @@ batch_argument = click.argument("batch_id")
 
 @click.command(cls=SectionedCommand)
 @batch_argument
-@output_option
+@output_option()
 @option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
 @option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
 @option("--keep", section="Output", is_flag=True, help="Leave the results in Redis, too.")

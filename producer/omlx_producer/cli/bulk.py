@@ -1,4 +1,4 @@
-"""omlx-submit run and retry: files of requests."""
+"""omlx-submit run, embed and retry: files of requests."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from omlx_producer.commands.file_run import (
     file_options,
     ordered_option,
     progress_option,
+    vector_file_options,
 )
 from omlx_producer.commands.options import run_options
 from omlx_producer.commands.session import open_producer, redis_option, resumable
 from omlx_producer.program import INVALID, SectionedCommand, fail, option
 
-
-@click.command(cls=SectionedCommand)
-@file_options
-@run_options("Request", "model")
-@option(
+queue_anyway_option = option(
     "--queue-anyway",
     section="Request",
     is_flag=True,
     help="Take models that no worker has announced.",
 )
+
+
+@click.command(cls=SectionedCommand)
+@file_options
+@run_options("Request", "model")
+@queue_anyway_option
 @option(
     "--detach",
     "detached",
@@ -59,6 +62,24 @@ def run(queue_anyway: bool, detached: bool, redis_url: str | None, **values: Any
             click.echo(detach(producer, file.options()).id)
         else:
             file.go(producer)
+
+
+@click.command(cls=SectionedCommand)
+@vector_file_options
+@run_options("Request", "model")
+@queue_anyway_option
+@redis_option
+def embed(queue_anyway: bool, redis_url: str | None, **values: Any) -> None:
+    """Make vectors of the texts of INPUT, or resume.
+
+    INPUT is as for run ("-" is stdin): lines of text, or CSV, TSV, Parquet or JSONL with
+    --template or with a prompt. The model is one of embeddings. Errors go to OUTPUT.errors.jsonl.
+
+    Exit codes: as those of run.
+    """
+    file = FileRun.of(values | {"embed": True, "require_known_model": not queue_anyway})
+    with open_producer(redis_url) as producer:
+        file.go(producer)
 
 
 @click.command(cls=SectionedCommand)

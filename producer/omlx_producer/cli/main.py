@@ -19,7 +19,7 @@ DEFAULT = "submit"
 # The modules of the commands, by section of the help. They are imported when needed.
 SECTIONS = {
     "Submit and read": {"submit": "submit", "watch": "submit", "result": "submit"},
-    "Files of requests": {"run": "bulk", "retry": "bulk", "results": "batch"},
+    "Files of requests": {"run": "bulk", "embed": "bulk", "retry": "bulk", "results": "batch"},
     "Look and cancel": {
         "status": "status",
         "models": "status",

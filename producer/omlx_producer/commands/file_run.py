@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from omlx_producer.commands.options import (
     refuse_conflicts,
     run_options,
     sampling_options,
+    vector_option,
 )
 from omlx_producer.commands.session import resumable, with_command
 from omlx_producer.producer import Producer
@@ -41,11 +42,11 @@ ordered_option = option(
     "--ordered", section="Output", is_flag=True, help="Sort the results by input at the end."
 )
 
-_OPTIONS = (
+_INPUT = (
     click.argument("input"),
     run_options("Input", "template", "format", "delimiter", "id_field", "empty"),
-    run_options("Request", "raw", "system", "priority"),
-    sampling_options,
+)
+_RUN = (
     run_options("Run", "window", "job_timeout", "limit"),
     _run(
         "--replace",
@@ -61,16 +62,41 @@ _OPTIONS = (
         metavar="[N]",
         help="Check and count all rows; try N, and estimate the rest.",
     ),
-    output_option,
+)
+_OPTIONS = (
+    *_INPUT,
+    run_options("Request", "raw", "system", "priority"),
+    sampling_options,
+    *_RUN,
+    output_option(),
     ordered_option,
     run_options("Output", "with_body", "keep", "csv_safe"),
+    progress_option,
+)
+_VECTOR_OPTIONS = (
+    *_INPUT,
+    vector_option,
+    run_options("Request", "priority"),
+    *_RUN,
+    output_option("Vectors (.parquet, .npy, .jsonl); errors beside them."),
+    ordered_option,
+    run_options("Output", "keep"),
     progress_option,
 )
 
 
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add INPUT and the options of a `FileRun`."""
-    for decorate in reversed(_OPTIONS):
+    return _decorated(command, _OPTIONS)
+
+
+def vector_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add INPUT and the options of a `FileRun` that makes vectors."""
+    return _decorated(command, _VECTOR_OPTIONS)
+
+
+def _decorated(command: Callable[..., Any], options: Sequence[Any]) -> Callable[..., Any]:
+    for decorate in reversed(options):
         command = decorate(command)
     return command
 
@@ -102,7 +128,8 @@ class FileRun:
         own = cls.__dataclass_fields__.keys() & values.keys()
         asked = {name: value for name, value in values.items() if name not in own}
         made = cls(**{name: values[name] for name in own}, asked=asked)
-        refuse_conflicts(asked["raw"], asked["system"], asked)
+        if not asked.get("embed"):
+            refuse_conflicts(asked["raw"], asked["system"], asked)
         if made.output is None and made.dry_run is None and not detached:
             raise click.UsageError(
                 "--output: missing; say where results go, as in -o results.jsonl"

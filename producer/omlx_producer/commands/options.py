@@ -41,13 +41,13 @@ _LEFT_OUT = frozenset(
     }
 )
 
-output_option = option(
-    "-o",
-    "--output",
-    section="Output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Results (.jsonl, .csv, .parquet); errors beside them.",
-)
+
+def output_option(
+    help: str = "Results (.jsonl, .csv, .parquet); errors beside them.",
+) -> Callable[[_Command], _Command]:
+    """The option for the file of results."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    return option("-o", "--output", section="Output", type=path, help=help)
 
 
 def _biases(
@@ -114,6 +114,14 @@ def run_option(name: str, section: str) -> Callable[[_Command], _Command]:
     made = _field_option(name, field, section, default)
     assert made is not None, name
     return made
+
+
+def vector_option(command: _Command) -> _Command:
+    """Add the option for the numbers of a vector."""
+    field = GenerationRequest.model_fields["dimensions"]
+    made = _field_option("dimensions", field, "Request")
+    assert made is not None
+    return made(command)
 
 
 def run_options(section: str, *names: str) -> Callable[[_Command], _Command]:

@@ -124,8 +124,8 @@ class Completion(dict[str, Any]):
 
     @property
     def text(self) -> str:
-        """The text of the first choice."""
-        return self.choices[0].text
+        """The text of the first choice; "" of vectors."""
+        return self.choices[0].text if self.choices else ""
 
     @property
     def tool_calls(self) -> list[list[ToolCall]]:
