@@ -26,13 +26,16 @@ from omlx_producer.client.workers import WorkerFigures, read_workers
 from omlx_producer.connection import connect, redis_url
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import OmlxQueueError
+from omlx_worker.connection import embedded_server
 from omlx_worker.processes import lives
 from omlx_worker.queue.embedded import running_url
+from omlx_worker.settings import WorkerSettings
 
 LOOK_SECONDS = 0.2
 
 _Thing = TypeVar("_Thing")
 Tell = Callable[[str], object]
+Check = Callable[[], object]
 
 
 def worker_here(connection: Redis, alias: str) -> WorkerFigures | None:
@@ -43,19 +46,6 @@ def worker_here(connection: Redis, alias: str) -> WorkerFigures | None:
             if (pid := connection.hget(key, "pid")) and lives(int(pid)):
                 return worker
     return None
-
-
-def find_server(folder: Path, alias: str) -> str | None:
-    """The URL of the usual Redis if it answers and has a worker of this machine for the model; else
-    of the embedded server that keeps its data in a folder. None if none does."""
-    usual = redis_url(env_file=DOTENV)
-    with (
-        contextlib.suppress(RedisError, OmlxQueueError),
-        connect(usual, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)) as connection,
-    ):
-        if worker_here(connection, alias):
-            return usual
-    return running_url(folder)
 
 
 @contextlib.contextmanager
@@ -92,6 +82,51 @@ def shared(
 
                 stack.push(leave)
         yield thing
+
+
+@contextlib.contextmanager
+def server_here(settings: WorkerSettings, tell: Tell) -> Iterator[tuple[str, Check]]:
+    """The URL of the Redis that is named; else of the one that has a worker of this machine; else
+    of the embedded one, which is started if it does not run.
+
+    Comes with what raises ServerError once the server has ended, if it was started here.
+
+    Args:
+        tell: told what is waited for.
+    """
+    if settings.redis_url:
+        yield settings.redis_url, nothing
+        return
+
+    def find() -> tuple[str, Check] | None:
+        url = _find_server(settings.redis_dir, settings.alias)
+        return None if url is None else (url, nothing)
+
+    @contextlib.contextmanager
+    def start() -> Iterator[tuple[str, Check]]:
+        with embedded_server(settings) as server:
+            yield server.url, server.require_running
+
+    place = settings.redis_dir / "server"
+    with shared(place, find, start, lambda waits: tell(f"Redis: {waits}")) as server:
+        yield server
+
+
+def nothing() -> None:
+    """A check of what ends with another command."""
+
+
+def _find_server(folder: Path, alias: str) -> str | None:
+    """The URL of the usual Redis if it answers and has a worker of this machine for the model; else
+    of the embedded server that keeps its data in a folder. None if none does."""
+    usual = redis_url(env_file=DOTENV)
+    with (
+        contextlib.suppress(RedisError, OmlxQueueError),
+        connect(usual, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)) as connection,
+    ):
+        if worker_here(connection, alias):
+            return usual
+    return running_url(folder)
 
 
 def _lock_file(place: Path, suffix: str) -> IO[bytes]:

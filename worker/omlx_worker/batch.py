@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,11 +14,18 @@ import click
 from omlx_producer.commands.file_run import FileRun, file_options
 from omlx_producer.commands.session import open_producer, with_command
 from omlx_producer.producer import Producer
-from omlx_producer.program import INVALID, JOB_ENDED_BADLY, SectionedCommand, fail, say
-from omlx_worker import at_home, waiting
-from omlx_worker.connection import server_url
-from omlx_worker.options import arguments_of, read_settings, require_mlx, settings_options
+from omlx_producer.program import INVALID, JOB_ENDED_BADLY, UNREACHABLE, fail, say
+from omlx_worker import waiting
+from omlx_worker.at_home import Check, nothing, server_here, shared, worker_here
+from omlx_worker.options import (
+    ModelCommand,
+    arguments_of,
+    read_settings,
+    require_mlx,
+    settings_options,
+)
 from omlx_worker.own_worker import OwnWorker, WorkerEnded
+from omlx_worker.queue.embedded import ServerError
 from omlx_worker.settings import WorkerSettings
 
 # Of the worker, beside those of where Redis is.
@@ -28,10 +34,8 @@ _WORKERS = (
     *("mode", "mtp_depth", "fixed_shapes", "memory_limit"),
 )
 
-Check = Callable[[], object]
 
-
-@click.command(cls=SectionedCommand)
+@click.command(cls=ModelCommand)
 @settings_options((*_WORKERS, "redis_url", "redis_dir"))
 @file_options
 def batch(redis_url: str | None, redis_dir: str | None, **values: Any) -> None:
@@ -48,17 +52,22 @@ def batch(redis_url: str | None, redis_dir: str | None, **values: Any) -> None:
     settings, _ = read_settings(options | {"redis_url": redis_url, "redis_dir": redis_dir})
     file = FileRun.of(values | {"model": settings.alias, "require_known_model": False})
     require_mlx()
-    # What a server says to its clients is for none here.
-    logging.getLogger("omlx_worker").addHandler(logging.NullHandler())
     try:
-        with _server(settings) as url, open_producer(url) as producer:
+        with server_here(settings, say) as (url, server_runs), open_producer(url) as producer:
             if not file.needs_worker(producer):
                 return file.go(producer, _advice(settings, options))
-            with _worker(settings, options, producer, file, url) as check:
-                file.go(producer, _advice(settings, options), check)
+            with _worker(settings, options, producer, file, url) as worker_runs:
+                checks = worker_runs, server_runs
+                file.go(producer, _advice(settings, options), lambda: [check() for check in checks])
     except WorkerEnded as error:
-        go_on = "" if error.loading else f"; continue {with_command(stdin=file.input == '-')}"
+        go_on = "" if error.loading else _go_on(file)
         fail(error.code if error.code > 0 else JOB_ENDED_BADLY, f"{error}{go_on}")
+    except ServerError as error:
+        fail(UNREACHABLE, f"{error}{_go_on(file)}")
+
+
+def _go_on(file: FileRun) -> str:
+    return f"; continue {with_command(stdin=file.input == '-')}"
 
 
 def _advice(settings: WorkerSettings, options: Mapping[str, Any]) -> str:
@@ -66,23 +75,6 @@ def _advice(settings: WorkerSettings, options: Mapping[str, Any]) -> str:
     redis = [] if settings.redis_url else ["--embedded-redis"]
     command = ["omlx-worker", "run", *arguments_of(options), *redis]
     return f"start {shlex.join(command)} in another terminal"
-
-
-@contextlib.contextmanager
-def _server(settings: WorkerSettings) -> Iterator[str]:
-    """The URL of the Redis that is named; else of the one that has a worker of this machine; else
-    of the embedded one."""
-    if settings.redis_url:
-        yield settings.redis_url
-        return
-    embedded = settings.model_copy(update={"embedded_redis": True})
-    with at_home.shared(
-        settings.redis_dir / "server",
-        lambda: at_home.find_server(settings.redis_dir, settings.alias),
-        lambda: server_url(embedded, ()),
-        lambda waits: say(f"Redis: {waits}"),
-    ) as url:
-        yield url
 
 
 @contextlib.contextmanager
@@ -99,27 +91,25 @@ def _worker(
     """
 
     def find() -> Check | None:
-        if (found := at_home.worker_here(producer.connection, settings.alias)) is None:
+        if (found := worker_here(producer.connection, settings.alias)) is None:
             return None
-        served = producer.models()[settings.alias].model
-        if not _same(served, settings.model):
+        info = producer.models().get(settings.alias)
+        if info is not None and not _same(info.model, settings.model):
             fail(
                 INVALID,
                 f"--model: got {shlex.quote(settings.model)}, but a worker of this machine serves "
-                f"{served} as {settings.alias}; give another --model-alias",
+                f"{info.model} as {settings.alias}; give another --model-alias",
             )
         if file.progress != "none":
             say(f"worker {found.name} of this machine serves {settings.alias}; using it")
-        return lambda: None
+        return nothing
 
     @contextlib.contextmanager
     def start() -> Iterator[Check]:
         worker, at_once = OwnWorker(settings, arguments_of(options), url), True
         try:
             with waiting.shown(file.progress, settings.alias) as show:
-                worker.wait_until(
-                    lambda: at_home.worker_here(producer.connection, settings.alias), show
-                )
+                worker.wait_until(lambda: worker_here(producer.connection, settings.alias), show)
             yield worker.require_running
             at_once = False
         except click.exceptions.Exit:
@@ -128,7 +118,7 @@ def _worker(
         finally:
             worker.end(at_once=at_once)
 
-    with at_home.shared(
+    with shared(
         settings.redis_dir / f"worker-{quote(settings.alias, safe='')}",
         find,
         start,

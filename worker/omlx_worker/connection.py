@@ -39,17 +39,24 @@ def server_url(settings: WorkerSettings, given: Container[str]) -> Iterator[str]
         return
     if "redis_url" in given:
         fail(INVALID, "--embedded-redis runs its own server; leave --redis-url out")
+    with embedded_server(settings) as server:
+        log.info("Redis is at %s", server.url)
+        if server.port != embedded.USUAL_PORT:
+            taken = "port %d is taken: pass --redis-url %s to clients"
+            log.warning(taken, embedded.USUAL_PORT, server.url)
+        yield server.url
+
+
+@contextmanager
+def embedded_server(settings: WorkerSettings) -> Iterator[embedded.EmbeddedRedis]:
+    """The embedded server, which runs meanwhile. If it cannot, the program ends with a sentence."""
     server = embedded.EmbeddedRedis(settings.redis_dir, port=embedded.preferred_port())
     try:
         server.start()
     except embedded.ServerError as error:
         fail(UNREACHABLE, str(error))
     try:
-        log.info("Redis is at %s", server.url)
-        if server.port != embedded.USUAL_PORT:
-            taken = "port %d is taken: pass --redis-url %s to clients"
-            log.warning(taken, embedded.USUAL_PORT, server.url)
-        yield server.url
+        yield server
     finally:
         server.stop()
 

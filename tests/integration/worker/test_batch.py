@@ -82,7 +82,7 @@ def test_a_finished_file_needs_no_worker(
         assert batch(*line).exit_code == 0
     done = batch(*line)
     assert done.exit_code == 0, done.output
-    assert "0 rows in 0.0 s: 0 ok, 0 failed; done before: 3\n" in done.stderr
+    assert ": 0 ok, 0 failed; done before: 3\n" in done.stderr
 
 
 def test_rows_are_counted_without_a_worker(batch: Batch, tmp_path: Path) -> None:
@@ -106,6 +106,10 @@ def test_rows_are_counted_without_a_worker(batch: Batch, tmp_path: Path) -> None
         (["rows.csv", "-o", "out.csv", "--temperature", "5"], "--temperature: got 5.0; give a "),
         (["rows.csv", "-o", "out.csv", "--max-batch", "0"], "--max-batch: got 0; give a whole "),
         (["rows.csv", "-o", "other.csv", "--template", "{text}"], "other.csv: exists and is of no"),
+        (
+            ["rows.csv", "-o", "out.csv", "-m", "other"],
+            "--model is given more than once; omlx-worker run alone serves several\n",
+        ),
         (["-o", "out.csv"], "INPUT: missing; see omlx-worker batch --help"),
     ],
 )

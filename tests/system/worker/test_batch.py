@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from omlx_worker.processes import lives
 from omlx_worker.queue.embedded import running_url
@@ -146,6 +147,22 @@ def test_a_killed_worker_ends_the_command_and_the_same_line_goes_on(
     assert said.splitlines()[-1].startswith(
         "omlx-worker: the worker was killed by signal 9; its log is "
     )
+    assert "; continue with: omlx-worker batch -m demo rows.csv -o out.csv " in said
+    assert nothing_runs(commands)
+    assert commands.finish("rows.csv", "out.csv")[0] == 0
+    require_whole(tmp_path, "out.csv")
+
+
+def test_a_killed_redis_ends_the_command_and_the_same_line_goes_on(
+    commands: Commands, tmp_path: Path
+) -> None:
+    process = commands.start("rows.csv", "out.csv")
+    some_rows(tmp_path, "out.csv")
+    with Redis.from_url(running_url(commands.redis) or "") as client:
+        os.kill(client.info("server")["process_id"], signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "omlx-worker: the embedded Redis server ended with code 137; its log is " in said
     assert "; continue with: omlx-worker batch -m demo rows.csv -o out.csv " in said
     assert nothing_runs(commands)
     assert commands.finish("rows.csv", "out.csv")[0] == 0

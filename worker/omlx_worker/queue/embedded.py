@@ -48,7 +48,7 @@ exit "$code"
 
 
 class ServerError(RuntimeError):
-    """No server is found, or it does not start. The message is one sentence."""
+    """No server is found, it does not start, or it has ended. The message is one sentence."""
 
 
 class EmbeddedRedis:
@@ -113,6 +113,12 @@ class EmbeddedRedis:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def require_running(self) -> None:
+        """Raise ServerError if the server has ended by itself."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            log = self.folder / "server.log"
+            raise ServerError(f"the embedded Redis server ended with code {code}; its log is {log}")
 
     def _lock(self, log: IO[bytes]) -> None:
         """Take the folder. The server inherits ``log``, so the lock ends with the server."""
