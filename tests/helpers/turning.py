@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ class Loads:
 
     Attributes:
         made: the models, in the order of their loads.
+        kept: engines of earlier loads that something still held when the next one began.
         engines: that are open now.
     """
 
@@ -38,6 +41,8 @@ class Loads:
         **engine: Any,
     ) -> None:
         self.made: list[str] = []
+        self.kept = 0
+        self._all: list[weakref.ref[FakeEngine]] = []
         self.engines: list[FakeEngine] = []
         self.faults = dict(faults or {})
         self.most_open = 0
@@ -47,12 +52,15 @@ class Loads:
         self._engine = engine
 
     def __call__(self, settings: WorkerSettings) -> FakeEngine:
+        gc.collect()
+        self.kept += sum(each() is not None for each in self._all)
         self.made.append(settings.alias)
         time.sleep(self._seconds)
         self.gate.wait(20)
         if fault := self.faults.get(settings.alias):
             raise fault
         engine = FakeEngine(**self._engine)
+        self._all.append(weakref.ref(engine))
         self.engines.append(engine)
         self.most_open = max(self.most_open, len(self.engines))
         close = engine.close

@@ -51,6 +51,7 @@ def test_jobs_of_all_models_end_and_each_model_is_loaded_once(
     assert sorted(loads.made) == ["a", "b", "c"], "a model goes on while it has work"
     assert loads.most_open == 1
     assert loads.engines == []
+    assert loads.kept == 0, "its memory is free before the next model takes its own"
 
 
 def test_without_jobs_the_first_model_is_loaded(redis_url: str) -> None:

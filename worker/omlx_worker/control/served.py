@@ -52,6 +52,7 @@ class ServedModels:
         main: MainMailbox,
     ) -> None:
         self.served = False
+        self._main = main
         self._connection = connection
         self._name = name
         self._models = {each.alias: each for each in models}
@@ -174,12 +175,16 @@ class ServedModels:
         """Load a model once the loaded one has no jobs."""
         if len(self.loaded.leases):
             return
+        if self.loaded.loading is None and self.loaded.alias == target:
+            self._target = None
+            self.loaded.load()
+            return
         if not self.loaded.close(CLOSE_SECONDS):
             raise RuntimeError(f"the engine of {self.loaded.alias} does not end")
         self._boards.loads()
-        self._target = None
         self.loaded = self._new(target)
-        self.loaded.load()
+        # Loading begins with the next turn, when nothing holds the old model any more.
+        self._main.put(Ring())
 
     def _new(self, alias: str) -> LoadedModel:
         return self._make(self._models[alias], self._leases[alias], self._boards.counters[alias])

@@ -121,8 +121,8 @@ class GenerationWorker(RecordedWorker):
         self._error: BaseException | None = None
         self._outage = Outage(log=log)
         self._recorded = False
-        # The model that the log has said to be ready.
-        self._told: LoadedModel | None = None
+        # Since when the model serves that the log has said to be ready.
+        self._told = 0.0
         # Whether a message has come since the last look at the queues, and when the next is due.
         self._rung, self._look_at = True, 0.0
         # Rows up to which jobs are claimed.
@@ -207,8 +207,8 @@ class GenerationWorker(RecordedWorker):
         if self.beat():
             self.boards.announce(loaded)
         self.boards.show(loaded, self._condition, self._rests_until)
-        if loaded.admission is not None and self._told is not loaded:
-            self._told = loaded
+        if loaded.admission is not None and self._told != loaded.since:
+            self._told = loaded.since
             self._tell_ready(loaded)
         return goes_on
 
