@@ -30,7 +30,7 @@ NOT_TYPED = {
     "cd examples/data": HERE,
     "./scripts/quickstart": "installs; tests of the demo run the rest",
     "omlx-worker batch -m mlx-community/Qwen3.5-9B-MLX-4bit --mtp-from Qwen/Qwen3.5-9B "
-    'mails.csv -o orders.csv --template "Who orders what? {mail}" '
+    'examples/data/mails.csv -o orders.csv --template "Who orders what? {mail}" '
     '--schema "customer, item, count int"': DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --embedded-redis": DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --mtp-from Qwen/Qwen3.5-9B "
