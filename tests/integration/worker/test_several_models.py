@@ -152,11 +152,20 @@ def test_a_model_that_cannot_be_loaded_fails_its_jobs_and_the_others_go_on(
         assert {status(job) for job in bad} == {"failed"}
         assert {job.latest_result().exc_string for job in bad} == {sentence}
         assert {status(job) for job in good} == {"finished"}
-        # Its folder is back.
+
+
+def test_a_model_is_loaded_again_for_the_next_job_though_no_other_had_one(
+    redis_url: str, connection: Redis
+) -> None:
+    loads = Loads(faults={"b": ModelError("--model b: no such directory")})
+    with turning_worker(redis_url, "ab", loads) as worker:
+        bad = enqueue_for(connection, "b")
+        wait_for(lambda: is_over(bad) and not worker.loaded.fault)
         loads.faults.clear()
-        late = enqueue_for(connection, "b")
-        wait_for(lambda: is_over(late))
-        assert status(late) == "finished"
+        good = enqueue_for(connection, "b")
+        wait_for(lambda: is_over(good))
+        assert (status(bad), status(good)) == ("failed", "finished")
+        assert loads.made[-2:] == ["b", "b"]
 
 
 def test_any_error_of_a_load_fails_the_jobs_of_its_model_alone(

@@ -75,6 +75,8 @@ class ServedModels:
         self._target: str | None = None
         self._left_at: float | None = None
         self._look_at = 0.0
+        # Whether any model was loaded yet.
+        self._begun = False
         self.loaded = self._new(models[0].alias)
 
     def start(self) -> None:
@@ -122,6 +124,10 @@ class ServedModels:
         if loaded.fault:
             [model] = read_figures(self._connection, loaded.alias)
             taken = not self._is_loaded_elsewhere(model) and loaded.refuse()
+            if not (taken or len(loaded.leases)):
+                # The next job has it loaded again.
+                loaded.close()
+                self.loaded = self._new(loaded.alias)
         elif loaded.admission is not None:
             taken = loaded.admission.take(most_rows)
             self.served |= taken
@@ -165,7 +171,7 @@ class ServedModels:
             {alias for alias, model in models.items() if self._is_loaded_elsewhere(model)},
             busy=busy or any(alias == current for alias, _ in waiting),
         )
-        return loaded.alias if target is None and loaded.loading is None else target
+        return loaded.alias if target is None and not self._begun else target
 
     def _is_loaded_elsewhere(self, model: ModelFigures) -> bool:
         others = (each for each in model.workers if each.name != self._name)
@@ -176,7 +182,7 @@ class ServedModels:
         if len(self.loaded.leases):
             return
         if self.loaded.loading is None and self.loaded.alias == target:
-            self._target = None
+            self._target, self._begun = None, True
             self.loaded.load()
             return
         if not self.loaded.close(CLOSE_SECONDS):
