@@ -117,14 +117,13 @@ class ModelFigures(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def depths(self) -> list[str]:
-        """Why busy workers that measure what drafts bring draft as deep as they do, and since when
-        those of several models have loaded this one."""
-        turns = [f"{worker.name}: {worker.turn}" for worker in self.workers if worker.turn]
-        return turns + [
-            f"{worker.name} drafts: {worker.reason}"
-            for worker in self.workers
-            if worker.mode == "auto" and worker.rows and worker.reason
-        ]
+        """Why busy workers draft as deep, and run as many rows, as they do, and since when those of
+        several models have loaded this one."""
+        busy = [worker for worker in self.workers if worker.rows]
+        drafts = [worker for worker in busy if worker.mode == "auto" and worker.reason]
+        told = [f"{worker.name}: {worker.turn}" for worker in self.workers if worker.turn]
+        told += [f"{worker.name} drafts: {worker.reason}" for worker in drafts]
+        return told + [f"{worker.name} runs {worker.pays}" for worker in busy if worker.pays]
 
     @computed_field  # type: ignore[prop-decorator]
     @property

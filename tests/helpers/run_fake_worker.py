@@ -33,6 +33,7 @@ def main() -> None:
     settings = WorkerSettings(
         model_alias=options.alias,
         name=options.name,
+        max_batch=options.max_rows,
         lease_seconds=options.lease_seconds,
         drain_timeout=options.drain_timeout,
     )

@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from omlx_worker.decode.batch_size import BatchSize
 from omlx_worker.decode.depth.policies import DepthPolicy, RowView
 from omlx_worker.decode.depth.step_times import cell_of
+from omlx_worker.engine.rows.interface import FIRST_ROWS
 from omlx_worker.engine.rows.row import Emission
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
@@ -90,9 +92,16 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """A simulation's steps and sums."""
+    """A simulation's steps and sums.
+
+    Attributes:
+        sizes: rows up to which others join, at each step.
+        reason: of the last of them.
+    """
 
     steps: list[SimulatedStep] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    reason: str = ""
     reading_seconds: float = 0.0
 
     @property
@@ -239,12 +248,13 @@ class Prompts:
     Args:
         token: seconds to read a prompt token, as a share of a plain step of one row; 0 lets rows
             join without being read.
+        size: says how many rows run.
     """
 
-    def __init__(self, engine: SimulatedEngine, token: float, max_rows: int) -> None:
+    def __init__(self, engine: SimulatedEngine, token: float, size: BatchSize) -> None:
         self._engine = engine
         self._token = token
-        self._max_rows = max_rows
+        self._size = size
         self._left = 0.0
         self._waiting: deque[SimulatedJob] = deque()
         self._job: SimulatedJob | None = None
@@ -259,11 +269,15 @@ class Prompts:
         """Rows that join with a chunk each, as `Scheduler.coming`."""
         if not self._after_chunk or (self._job and self._left > self._chunk):
             return 0
-        return (self._job is not None) + min(len(self._waiting), self._free)
+        return (self._job is not None) + max(0, min(len(self._waiting), self._free))
 
     @property
     def _free(self) -> int:
-        return self._max_rows - len(self._engine.rows) - (self._job is not None)
+        return self._size.rows - self._joined
+
+    @property
+    def _joined(self) -> int:
+        return len(self._engine.rows) + (self._job is not None)
 
     @property
     def _chunk(self) -> float:
@@ -273,6 +287,11 @@ class Prompts:
 
     def add(self, job: SimulatedJob) -> None:
         self._waiting.append(job)
+
+    def look(self) -> None:
+        """Let `BatchSize` see the rows of the next step, all of which are bulk rows."""
+        self._size.waiting = len(self._waiting)
+        self._size.step(self._joined, hurried=False)
 
     def read(self) -> float:
         """Read what is due before the next step; returns the seconds that it takes."""
@@ -305,7 +324,7 @@ def simulate(
     jobs: Sequence[SimulatedJob],
     *,
     seed: int = 0,
-    max_rows: int = 32,
+    max_rows: int = FIRST_ROWS,
     max_steps: int = 10**6,
     noise: float = NOISE,
     read: float = 0.0,
@@ -316,7 +335,9 @@ def simulate(
         read: see `Prompts`.
     """
     engine, run = SimulatedEngine(table, seed, noise), Run()
-    prompts = Prompts(engine, read, max_rows)
+    size = BatchSize((lambda _: []) if isinstance(policy, Oracle) else policy.compare)
+    size.limit_to(max_rows)
+    prompts = Prompts(engine, read, size)
     waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
     clock = 0.0
     while len(run.steps) < max_steps:
@@ -332,9 +353,12 @@ def simulate(
             depth, _ = policy.best(views, engine.slots, engine.generated)
         else:
             depth, _ = policy.choose(views, engine.slots, prompts.coming)
+        prompts.look()
         step, landed = engine.step({view.row_id: min(view.limit, depth) for view in views})
         if landed and not isinstance(policy, Oracle):
             policy.observe(*landed)
         run.steps.append(step)
+        run.sizes.append(size.rows)
+        run.reason = size.reason
         clock += step.tokens
     return run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy
+from omlx_worker.decode.depth.fixed import FixedPolicy
+from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.decode.depth_driver import make_policy
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate

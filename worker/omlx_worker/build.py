@@ -85,7 +85,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
     release()
     engine: DecodingEngine = loader.load_engine(
         settings.model,
-        max_rows=settings.max_batch,
+        max_rows=settings.most_rows,
         depth=settings.depth,
         ratio=settings.acceptance == "ratio",
         graft=graft_of(settings),

@@ -31,7 +31,7 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
     # A prefix cache with a folder would write and delete files beside running workers.
     engine = load_engine(settings.model_copy(update={"prefix_cache": ByteSize(0)}))
     limit = settings.memory_limit or engine.memory_budget
-    most = settings.max_batch if settings.fixed_shapes else MOST_ROWS
+    most = settings.most_rows if settings.fixed_shapes else MOST_ROWS
     return {
         "model": settings.model,
         "family": engine.family,

@@ -22,11 +22,12 @@ from omlx_producer.wire.keys import PRIORITIES, queue_name
 from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
+from omlx_worker.engine.rows.interface import FIRST_ROWS
 from omlx_worker.hours import Hours
 from omlx_worker.logs import LogFormat, LogLevel
 
-MOST_ROWS = 1024
-"""Rows in a batch at the same time, at most."""
+MOST_ROWS, USUAL_MOST_ROWS = 1024, 128
+"""Rows in a batch at the same time, at most, and where ``max_batch`` is not given."""
 
 MOST_OWN_DRAFTS = 4
 """Drafts per step that are not looked up, at most."""
@@ -80,8 +81,11 @@ class WorkerSettings(BaseSettings):
     allow_eviction: bool = Field(
         default=False, description="Take a Redis that drops jobs when its memory is full."
     )
-    max_batch: int = Field(
-        default=32, ge=1, le=MOST_ROWS, description="Rows in the batch at the same time."
+    max_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_ROWS,
+        description="Rows at once, at most; else as many as pay, up to 128.",
     )
     default_max_tokens: int = Field(
         default=DEFAULT_CHAT_TOKENS,
@@ -205,6 +209,11 @@ class WorkerSettings(BaseSettings):
                 REMEDY, "--prefix-cache 0 keeps nothing to put there; leave one of the two out"
             )
         return folder
+
+    @property
+    def most_rows(self) -> int:
+        """Rows in the batch, at most. With fixed shapes every step computes as many."""
+        return self.max_batch or (FIRST_ROWS if self.fixed_shapes else USUAL_MOST_ROWS)
 
     @property
     def depth(self) -> int:

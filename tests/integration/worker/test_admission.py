@@ -12,7 +12,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 from rq.job import Job
 
+from omlx_producer.figures import read_figures
 from omlx_producer.wire import GenerationRequest
+from omlx_worker.control import status as status_board
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
 from omlx_worker.decode import scheduler
@@ -177,12 +179,12 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
         traffic=traffic,
         observers=Observers(),
     )
-    assert admission.take(engine.max_rows)
+    assert admission.take(engine.max_rows, engine.max_rows)
     for _ in range(2):
         message = main.get(timeout=5)
         assert isinstance(message, Prepared)
         admission.prepared(message)
-    assert not admission.take(engine.max_rows)
+    assert not admission.take(engine.max_rows, engine.max_rows)
     admission.close()
     refused = traffic.get_nowait()
     assert isinstance(refused, Drop)
@@ -207,6 +209,43 @@ def test_a_high_job_takes_the_place_of_a_bulk_row_which_then_goes_on(
         [row] = worker.test_engine.prepare(request_of(job), job.id)
         choice = job.return_value(refresh=True)["choices"][0]
         assert choice["text"] == expected(row)[1]
+
+
+def test_a_worker_with_enough_bulk_rows_still_takes_other_jobs(connection: Redis) -> None:
+    for priority in ("bulk", "bulk", "default"):
+        enqueue(connection, priority=priority)
+    leases = table(connection)
+    admission = Admission(
+        leases,
+        engine := FakeEngine(),
+        MemoryBudget(2**20, 0, engine.bytes_for),
+        alias=ALIAS,
+        main=SimpleQueue(),
+        submit=lambda _: None,
+        traffic=SimpleQueue(),
+        observers=Observers(),
+    )
+    takes = [admission.take(16, bulk_rows) for bulk_rows in (0, 0, 1, 2, 2)]
+    admission.close()
+    assert takes == [True, False, False, True, False]
+    assert [job.queue.rpartition(":")[2] for job in leases.jobs()] == ["default", "bulk"]
+
+
+def test_more_bulk_rows_run_while_many_wait_and_status_says_what_that_brings(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_board, "WRITE_SECONDS", 0.05)
+    jobs = [enqueue(connection, f"{n}", "bulk", max_completion_tokens=110) for n in range(110)]
+    with running_worker(redis_url, max_rows=64, step_seconds=0.01) as worker:
+        wait_for(lambda: any("64" in told for told in told_of(connection)))
+        wait_for(lambda: all(map(is_over, jobs)))
+        assert worker.decode_thread.counters.decode_rows == 110 * 110, "no step was run twice"
+    assert worker.test_engine.most_rows == 64
+
+
+def told_of(connection: Redis) -> list[str]:
+    """How many rows run, and why, as `status` has it."""
+    return [told for model in read_figures(connection) for told in model.depths if " runs " in told]
 
 
 @pytest.mark.slow

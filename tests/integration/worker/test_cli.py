@@ -42,7 +42,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(settings: WorkerSettings) -> FakeEngine:
-        return FakeEngine(settings.max_batch, step_seconds=0.001)
+        return FakeEngine(settings.most_rows, step_seconds=0.001)
 
     monkeypatch.setattr(build, "load_engine", load)
 

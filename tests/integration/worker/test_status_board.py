@@ -25,7 +25,7 @@ from omlx_producer.wire import MODELS_KEY, FinishReason, GenerationRequest, Mode
 from omlx_worker.control.status import StatusBoard, sign_off
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.policies import FixedPolicy
+from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.engine.rows.row import Emission
@@ -57,7 +57,6 @@ def board(connection: Redis, clock: Clock, counters: Counters) -> StatusBoard:
         "mac-1",
         "auto",
         INFO,
-        max_rows=8,
         counters=counters,
         jobs=JobCounts(),
         leases=LeaseTable(connection, "mac-1", ["q"]),

@@ -53,7 +53,7 @@ def test_the_help_shows_options_in_sections_with_their_defaults() -> None:
     titles = [line for line in lines if line.endswith(":") and not line.startswith((" ", "Usage"))]
     assert titles == [f"{title}:" for title in (*SECTIONS, "Options")]
     text = " ".join(" ".join(lines).split())
-    assert "--max-batch N Rows in the batch at the same time. [default: 32]" in text
+    assert "--max-batch N Rows at once, at most; else as many as pay, up to 128." in text
     assert "--lookup / --no-lookup" in text
     assert "[default: lookup]" in text
     assert "--redis-grace SECONDS Seconds that Redis may be away. [default: 600]" in text

@@ -117,18 +117,22 @@ class Admission:
         if message.claim in self._coming:
             self._coming[message.claim] = message.outcome
 
-    def take(self, most_rows: int) -> bool:
+    def take(self, most_rows: int, bulk_rows: int) -> bool:
         """Let prepared jobs in and claim others; returns whether any were claimed.
 
         Args:
             most_rows: how many rows may be held for more to be claimed.
+            bulk_rows: how many for more of the last queue, no more than those.
         """
         self._admit()
         held = self._leases.jobs()
-        room = most_rows - sum(claim.rows for claim in held)
+        rows = sum(claim.rows for claim in held)
+        room = most_rows - rows
         bulk = sum(claim.rows for claim in held if self._may_pause(claim))
         turn = self._turn(held) if len(held) <= most_rows else None
         planned = self._order.plan(room, bulk + min(room, 0), held, turn)
+        if planned is not None and bulk_rows < most_rows and not planned.overdue:
+            planned = self._sparing(planned, bulk_rows - rows)
         if planned is not None:
             planned = self._within_bounds(planned)
         if planned is None:
@@ -153,6 +157,16 @@ class Admission:
         if any(claim.produced_at is None for claim in held):
             return None
         return min((self._order.rank(claim) for claim in held if claim.choices > 1), default=None)
+
+    def _sparing(self, planned: ClaimPlan, room: int) -> ClaimPlan | None:
+        """Claim no more of the last queue than there is room for."""
+        last = self._order.last
+        if last not in planned.queues:
+            return planned
+        if room > 0:
+            return replace(planned, limit=min(planned.limit, room))
+        others = tuple(queue for queue in planned.queues if queue != last)
+        return replace(planned, queues=others) if others else None
 
     def _within_bounds(self, planned: ClaimPlan) -> ClaimPlan | None:
         """Claim no more than wait to be prepared anyway; jobs of the best queue do not wait."""

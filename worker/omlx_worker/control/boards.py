@@ -92,7 +92,6 @@ class ModelBoards:
             self._name,
             loaded.settings.mode,
             loaded.engine.info,
-            max_rows=loaded.engine.max_rows,
             counters=self.counters[loaded.alias],
             jobs=self._jobs,
             leases=loaded.leases,

@@ -98,8 +98,13 @@ class LoadedModel:
 
     @property
     def max_rows(self) -> int:
-        """How many rows it may run at the same time; 1 until it serves."""
-        return self.engine.max_rows if self.admission else 1
+        """How many rows it may run now; 1 until it serves."""
+        return self.decode_thread.driver.batch_size.places if self.admission else 1
+
+    @property
+    def bulk_rows(self) -> int:
+        """Up to how many rows bulk rows join; see `BatchSize.rows`."""
+        return self.decode_thread.driver.batch_size.rows
 
     @property
     def is_paused(self) -> bool:

@@ -129,7 +129,7 @@ class ServedModels:
                 loaded.close()
                 self.loaded = self._new(loaded.alias)
         elif loaded.admission is not None:
-            taken = loaded.admission.take(most_rows)
+            taken = loaded.admission.take(most_rows, min(most_rows, loaded.bulk_rows))
             self.served |= taken
         if len(self._models) == 1 or not most_rows:
             return taken

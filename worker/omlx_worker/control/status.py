@@ -54,7 +54,6 @@ class StatusBoard:
         mode: str,
         info: ModelInfo,
         *,
-        max_rows: int,
         counters: Counters,
         jobs: JobCounts,
         leases: LeaseTable,
@@ -69,7 +68,6 @@ class StatusBoard:
         self._name = name
         self._mode = mode
         self._info = info
-        self._max_rows = max_rows
         self._counters = counters
         self._leases = leases
         self._budget = budget
@@ -131,6 +129,7 @@ class StatusBoard:
         if not figures.is_same_step(self._written):
             self._written = figures
         write_figures(self._connection, self._model_alias, figures)
+        self._count_waiting()
         jobs, cut = self._jobs.finished - self._told_jobs, self._jobs.cut - self._told_cut
         if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
             self._told_at = now
@@ -138,10 +137,18 @@ class StatusBoard:
             ended = f", {counted(cut, 'text')} cut by length" if cut else ""
             log.info("%s finished%s, %s", counted(jobs, "job"), ended, line(figures))
 
+    def _count_waiting(self) -> None:
+        """Tell how many bulk rows wait in the queue, if it is asked whether more should run."""
+        size = self._driver.batch_size
+        if size.asks:
+            [model] = read_figures(self._connection, self._model_alias)
+            size.waiting = model.queues["bulk"].waiting
+
     def figures(self) -> WorkerFigures:
         """What the worker does at the moment, without rates. Asks nothing of Redis; called from any
         thread."""
         counters, sizes = self._counters, self._leases.sizes
+        size = self._driver.batch_size
         return WorkerFigures(
             **asdict(counters),
             name=self._name,
@@ -151,10 +158,11 @@ class StatusBoard:
             uptime=self._clock() - self._started_at,
             lease_seconds=self._leases.seconds,
             jobs=len(self._leases),
-            max_rows=self._max_rows,
+            max_rows=size.places,
             mode=self._mode,
             depth=self._driver.depth,
             reason=self._driver.reason,
+            pays=size.reason,
             all_prompt_tokens=counters.prompt_tokens + counters.cached_tokens,
             drafted=counters.drafts.drafted,
             accepted=sum(counters.drafts.accepted),

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
+from omlx_worker.decode.batch_size import BatchSize
 from omlx_worker.decode.depth.auto import AutoPolicy
-from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy, Mode, RowView
+from omlx_worker.decode.depth.fixed import FixedPolicy
+from omlx_worker.decode.depth.policies import DepthPolicy, Mode, RowView
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.rows.row import Emission
 
@@ -27,14 +29,19 @@ def make_policy(mode: Mode, max_depth: int, own_depth: int) -> DepthPolicy:
 class DepthDriver:
     """What the decode loop calls before and after each step.
 
+    Args:
+        others: see `BatchSize`.
+
     Attributes:
         depth: drafts that any row gets in the step that was dispatched last.
         reason: why that deep, in words.
+        batch_size: how many rows run.
         changes_depth: whether the depth changed in the step that was reported last or the next.
     """
 
-    def __init__(self, policy: DepthPolicy) -> None:
+    def __init__(self, policy: DepthPolicy, others: int | None = None) -> None:
         self.depth, self.reason, self.changes_depth = 0, "", False
+        self.batch_size = BatchSize(policy.compare, others)
         self._policy = policy
         self._dispatched = 0
 

@@ -17,7 +17,7 @@ from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver
-from omlx_worker.decode.row import DecodeRow
+from omlx_worker.decode.row import BULK, DecodeRow
 from omlx_worker.decode.scheduler import Scheduler
 from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.engine.rows.row import Emission
@@ -41,7 +41,7 @@ class DecodeLoop:
     """Rows from their admission to their last token.
 
     Args:
-        driver: decides how deep steps draft.
+        driver: decides how deep steps draft, and how many rows run.
         chunks: how many prompt tokens are read at a time.
     """
 
@@ -58,8 +58,9 @@ class DecodeLoop:
         self._engine = engine
         self._driver = driver
         self._chunks = chunks
+        driver.batch_size.limit_to(engine.max_rows)
         self._scheduler = Scheduler(
-            engine.max_rows,
+            driver.batch_size.rows,
             chunks,
             budget,
             shares=engine.shares,
@@ -188,6 +189,9 @@ class DecodeLoop:
         scheduler, engine = self._scheduler, self._engine
         rows = scheduler.decoding
         depths = self._driver.before(rows, engine.slots, scheduler.coming)
+        size = self._driver.batch_size
+        size.step(scheduler.joined, hurried=any(row.level < BULK for row in rows))
+        scheduler.max_rows, scheduler.bulk_rows = size.places, size.rows
         stalls, contests = engine.stalls, engine.contests
         try:
             emissions = engine.step(depths)

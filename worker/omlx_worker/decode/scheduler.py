@@ -45,11 +45,15 @@ class Scheduler:
     """Chooses the next action; the caller reports what came of it.
 
     Args:
-        max_rows: rows in the batch at the same time.
+        max_rows: rows in the batch at the same time, at first.
         chunks: how many prompt tokens to read at a time.
         budget: whether rows fit into memory together.
         shares: whether the engine keeps beginnings of prompts.
         pads: whether it reads prompts of different lengths together.
+
+    Attributes:
+        max_rows: rows in the batch at the same time.
+        bulk_rows: rows in the batch up to which bulk rows join, unless they have aged.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Scheduler:
         pads: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_rows = max_rows
+        self.max_rows = self.bulk_rows = max_rows
         self._chunks = chunks
         self._budget = budget
         self._shares = shares
@@ -107,7 +111,12 @@ class Scheduler:
         reading = self._in(Stage.READING)
         if any(self._chunk_of(row, row.left) < row.left for row in reading):
             return 0
-        return len(reading) + min(self.waiting, self._max_rows - self.joined)
+        return len(reading) + self._joining
+
+    @property
+    def _joining(self) -> int:
+        """Rows that wait and find a place, if there is memory."""
+        return min(self.waiting, max(0, self.bulk_rows - self.joined))
 
     def add(self, row: DecodeRow) -> None:
         """Let a row wait for its turn."""
@@ -218,14 +227,15 @@ class Scheduler:
         decoding = len(self.decoding)
         if not decoding or self._lost >= self._chunks.steps_for(context, self._hurried):
             return False
-        absent = self.joined - decoding + min(self.waiting, self._max_rows - self.joined)
+        absent = self.joined - decoding + self._joining
         self._lost += absent / (absent + decoding)
         return True
 
     def _has_place_for(self, row: DecodeRow) -> bool:
         """Whether it could join if no paused row kept its cache; alone, any row can."""
         batch = self._batch()
-        return not batch or (len(batch) < self._max_rows and self._fits([*batch, row]))
+        most = self.bulk_rows if row.rank[0] == BULK else self.max_rows
+        return not batch or (len(batch) < most and self._fits([*batch, row]))
 
     def _evict_for(self, row: DecodeRow) -> Evict | None:
         """The next paused row whose cache is in the way: the one to resume last goes first."""

@@ -22,7 +22,7 @@ from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.rows.interface import FIXED_CHUNK, LONGEST_CHUNK, Engine
+from omlx_worker.engine.rows.interface import FIRST_ROWS, FIXED_CHUNK, LONGEST_CHUNK, Engine
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
@@ -124,7 +124,7 @@ class DecodeThread:
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for, self._outside)
             policy = make_policy(self._settings.mode, engine.max_depth, engine.own_depth)
-            self.driver = DepthDriver(policy)
+            self.driver = DepthDriver(policy, self._settings.max_batch or FIRST_ROWS)
             self._loop = DecodeLoop(
                 engine,
                 self.budget,

@@ -123,6 +123,8 @@ class DecodingEngine:
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         over = [row.end() for row in self._rows.values() if row.is_over]
         steps = [step for step in self.decoder.step(depths) if step.row_id in self._rows]
+        if self.shapes:
+            self.shapes.met(self.slots)
         new = [fresh for step in steps if (fresh := self._without_repeats(step))]
         emissions = over + [self._rows[step.row_id].stepped(step) for step in new]
         for emission in emissions:

@@ -5,7 +5,7 @@ takes as long as many steps. So rows that nobody asked for run through a closed 
 step at a time while the worker has nothing else to do:
 
 ===================================  =======================================================
-steps: rows                          1, 2, 4 and so on, up to ``--max-batch``
+steps: rows                          1, 2, 4 and so on, up to 32; more once there were more
 drafts                               none, 1 and so on, up to the most
 sampling                             greedy; sampled; sampled with top-p, top-k or min-p
 positions of the longest row         up to 256, up to 512 and up to 1,024
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.ragged import first_windows
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.rows.interface import FIRST_ROWS
 from omlx_worker.engine.rows.row import Row, Sampling
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,8 @@ class WarmUp:
         self.limit = decoder.weight_bytes
         self._decoder = decoder
         self._contest = contest
-        self._max_rows = max_rows
-        self._left = shapes(max_rows)
+        self._most, self._met = max_rows, min(max_rows, FIRST_ROWS)
+        self._left = shapes(self._met)
         self._running: Generator[None] | None = None
 
     def next(self, *, first: bool = False) -> bool:
@@ -113,7 +114,7 @@ class WarmUp:
                 self._go_on()
             elif not first and self._contest.decide_next():
                 self._decoder.retrace()
-                self._left = shapes(self._max_rows)
+                self._left = shapes(self._met)
         except Exception:
             log.exception("the warm-up ends: steps are traced where rows meet them")
             self._left.clear()
@@ -123,6 +124,12 @@ class WarmUp:
         if first:
             return bool(self._left) and self._left[0].is_first
         return bool(self._left or self._contest.waiting)
+
+    def met(self, slots: int) -> None:
+        """A step has had so many slots: the list has what as many rows need."""
+        if slots > self._met < self._most:
+            listed, self._met = shapes(self._met), min(slots, self._most)
+            self._left += [shape for shape in shapes(self._met) if shape not in listed]
 
     def stop(self) -> None:
         """Drop the rows: others come. The shape is begun anew later."""

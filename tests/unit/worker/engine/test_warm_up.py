@@ -75,6 +75,19 @@ def test_the_list_is_traced_again_once_another_kernel_has_won(
     assert decoder.traces == 2 * traces
 
 
+def test_more_rows_than_a_batch_begins_with_come_to_the_list_once_there_were_as_many(
+    qwen: Loaded,
+) -> None:
+    warm, usual = WarmUp(qwen.decoder(), Contest(), 128), shapes(32)
+    for slots, listed in ((1, 32), (32, 32), (64, 64), (64, 64), (32, 64)):
+        warm.met(slots)
+        assert sorted(warm._left, key=str) == sorted(shapes(listed), key=str)
+    assert warm._left[: len(usual)] == usual
+    small = WarmUp(qwen.decoder(), Contest(), 40)
+    small.met(64)
+    assert max(shape.rows for shape in small._left) == 40
+
+
 def test_rows_that_come_drop_those_of_the_warm_up(qwen: Loaded) -> None:
     warm = warmed(qwen, max_rows=4)
     for _ in range(5):

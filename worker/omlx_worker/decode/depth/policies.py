@@ -1,4 +1,4 @@
-"""What a depth policy sees and answers, and the fixed policies. No MLX and no Redis."""
+"""What a depth policy sees and answers. No MLX and no Redis."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ class RowView(NamedTuple):
     constrained: bool = False
 
 
+class BatchSpeed(NamedTuple):
+    """How fast a batch is.
+
+    Attributes:
+        depth: drafts a row and step, at most.
+        tokens: a second, of all rows together.
+    """
+
+    rows: int
+    depth: int
+    tokens: float
+
+
 class DepthPolicy(Protocol):
     """Asked before every step; told about every step once its outcome is read."""
 
@@ -47,17 +60,6 @@ class DepthPolicy(Protocol):
         """
         ...
 
-
-class FixedPolicy:
-    """One depth throughout, or while there is one row ``alone``."""
-
-    def __init__(self, depth: int, *, alone: bool = False) -> None:
-        self._depth, self._alone = depth, alone
-
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:  # noqa: ARG002
-        if not self._alone:
-            return self._depth, f"depth {self._depth} throughout"
-        return (self._depth, "one row") if len(rows) == 1 else (0, "more than one row")
-
-    def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
-        pass
+    def compare(self, sizes: Sequence[int]) -> list[BatchSpeed]:
+        """How fast batches of so many rows are; see `Speeds.compare`."""
+        ...

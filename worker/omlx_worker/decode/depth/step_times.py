@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import dist
 from statistics import median
 
 MOST, LEAST = 7, 3  # steps in a row whose median counts
+SAME, SLOW = 0.15, 8  # a median this near to the time moves it by the SLOW-th part
 
 Cell = tuple[int, int]
 
@@ -19,6 +20,9 @@ def cell_of(slots: int, context: int) -> Cell:
 
 class StepTimes:
     """Seconds of a step in each cell at each depth: the median of the last ones.
+
+    What differs little from what is known is taken for noise and moves it slowly, since numbers of
+    rows are compared by times that were taken long apart.
 
     Other load on a machine slows all depths. So the time of the depth in use moves those of the
     others; the first steps after a change of depth set it apart from them.
@@ -40,6 +44,9 @@ class StepTimes:
             return
         now, known = median(self._recent), self._nearest(cell)
         apart = cell == self._cell and len(self._recent) < MOST
+        before = self._known.get(cell, {}).get(depth, 0.0)
+        if not apart and abs(now - before) < SAME * before:
+            now = before + (now - before) / SLOW
         scale = 1.0 if apart else now / self.at(cell, [depth])[depth]
         others = {other: scale * time for other, time in known.items() if other != depth}
         self._known[cell], self._cell = others | {depth: now}, cell
@@ -58,6 +65,20 @@ class StepTimes:
             slope = (points[above] - points[below]) / max(above - below, 1)
             guesses[depth] = points[below] + slope * (depth - below)
         return guesses | {depth: time for depth, time in known.items() if depth in depths}
+
+    def alike(self, sizes: Sequence[int], context: int) -> list[dict[int, float]]:
+        """Seconds by depth with each of these numbers of slots, where all of them were timed.
+
+        Args:
+            context: the contexts' part of a cell; the nearest of those where they were counts.
+
+        Returns:
+            One for each size, or an empty list.
+        """
+        slots = [cell_of(size, 0)[0] for size in sizes]
+        timed = [{at for size, at in self._known if size == each} for each in slots]
+        nearest = min(set.intersection(*timed), key=lambda at: abs(at - context), default=None)
+        return [] if nearest is None else [self._known[each, nearest] for each in slots]
 
     def _nearest(self, cell: Cell) -> dict[int, float]:
         """What is known of this cell, or of the nearest."""

@@ -19,6 +19,9 @@ PREPARED_AT_ONCE = 2
 LONGEST_CHUNK = 2048
 """Tokens of a row that one `Engine.prefill` reads, at most."""
 
+FIRST_ROWS = 32
+"""Rows of a batch that has measured nothing: a whole tile of a product on most devices. Fewer never
+made more tokens on those that others have measured, with drafts or without."""
 
 Size = tuple[int, ...]
 """The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at

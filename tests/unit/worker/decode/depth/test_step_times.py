@@ -18,10 +18,18 @@ def timed(*steps: tuple[int, float], times: StepTimes | None = None) -> StepTime
 
 def test_a_time_is_the_median_of_the_last_steps() -> None:
     times = timed((0, 1.0))
-    for seconds in (9.0, 1.1, 1.1, 1.1, 0.1, 1.1):
+    for seconds in (9.0, 1.5, 1.5, 1.5, 0.1, 1.5):
         times.add(CELL, 0, seconds)
 
-    assert times.at(CELL, [0]) == {0: 1.1}
+    assert times.at(CELL, [0]) == {0: 1.5}
+
+
+def test_noise_hardly_moves_a_time() -> None:
+    times = timed((0, 1.0))
+    for _ in range(4):
+        times.add(CELL, 0, 1.1)
+
+    assert 1.0 < times.at(CELL, [0])[0] < 1.02
 
 
 def test_an_unknown_depth_is_between_its_neighbours_or_as_fast_as_the_deepest() -> None:
