@@ -25,21 +25,22 @@ class Comparison:
         differing: prompts whose texts part.
         nearest: the largest lead, in logits of the demo model, of its token over the grown
             model's where texts part; 0 where none do.
-        accepted: drafts accepted of those judged, demo model and grown.
+        accepted: of the steps that drafted so far, the share in which the draft at each place was
+            accepted; demo model and grown.
     """
 
     tokens: int
     same: int
     differing: int
     nearest: float
-    accepted: tuple[float, float]
+    accepted: tuple[list[float], list[float]]
 
     def __str__(self) -> str:
-        ours, theirs = self.accepted
+        ours, theirs = (" ".join(f"{share:.2f}" for share in each) for each in self.accepted)
         return (
             f"{self.same} of {self.tokens} tokens the same; {self.differing} texts part, where the "
-            f"demo model's two choices are at most {self.nearest:.4f} apart; drafts accepted: "
-            f"demo {ours:.3f}, grown {theirs:.3f}"
+            f"demo model's two choices are at most {self.nearest:.4f} apart; drafts accepted at "
+            f"places 1 to {DEPTH}: demo {ours}, grown {theirs}"
         )
 
 
@@ -48,8 +49,8 @@ def compare(
 ) -> Comparison:
     """Decode held-out prompts with both, ``tokens`` tokens each, drafting."""
     read = [tokenizer.encode(text)[-48:] for text in heldout_texts()[:prompts]]
-    ours, our_share = _decoded(demo, read, tokens)
-    theirs, their_share = _decoded(grown, read, tokens)
+    ours, our_shares = _decoded(demo, read, tokens)
+    theirs, their_shares = _decoded(grown, read, tokens)
     same = differing = 0
     nearest = 0.0
     for prompt, mine, other in zip(read, ours, theirs, strict=True):
@@ -59,16 +60,16 @@ def compare(
             differing += 1
             scores = demo(mx.array([prompt + mine[:agreed]]))[0, -1].astype(mx.float32)
             nearest = max(nearest, (scores[mine[agreed]] - scores[other[agreed]]).item())
-    return Comparison(tokens * prompts, same, differing, nearest, (our_share, their_share))
+    return Comparison(tokens * prompts, same, differing, nearest, (our_shares, their_shares))
 
 
 def _decoded(
     network: nn.Module, prompts: list[list[int]], tokens: int
-) -> tuple[list[list[int]], float]:
-    """Tokens of every prompt, and the share of drafts that was accepted."""
+) -> tuple[list[list[int]], list[float]]:
+    """Tokens of every prompt, and the share of steps in which each place's draft was accepted."""
     model = as_ragged(network)
     texts: list[list[int]] = []
-    drafted = accepted = 0
+    drafted, accepted = ([0] * DEPTH for _ in range(2))
     for prompt in prompts:
         decoder = RaggedDecoder(model, DEPTH)
         decoder.add(Row("row", prompt, tokens, Sampling(temperature=0.0)))
@@ -78,8 +79,9 @@ def _decoded(
         while len(text) < tokens:
             for step in decoder.step():
                 text += [sampled.token for sampled in step.tokens]
-                drafted += step.drafted
-                accepted += step.accepted
+                for place in range(DEPTH):
+                    drafted[place] += step.drafted > place
+                    accepted[place] += step.accepted > place
         texts.append(text[:tokens])
         decoder.remove("row")
-    return texts, accepted / max(drafted, 1)
+    return texts, [took / max(made, 1) for took, made in zip(accepted, drafted, strict=True)]

@@ -21,6 +21,11 @@ def first(old: int, new: int) -> Map:
     return np.where(np.arange(new) < old, np.arange(new), -1)
 
 
+def second(old: int, new: int) -> Map:
+    """Nothing, then the old axis once, then nothing."""
+    return np.where(np.arange(new) < old, -1, first(2 * old, new) - old).clip(-1)
+
+
 def nested(outer: Map, inner: Map, size: int) -> Map:
     """Blocks by one map, each of ``size`` old elements laid out by another."""
     both = outer[:, None] * size + inner[None]
@@ -63,7 +68,9 @@ class Layout:
     """How axes of the grown model follow from the demo's.
 
     Hidden states are copies of the old one side by side: their mean square, and so every norm,
-    is what it was. Whatever writes them writes all copies, whatever reads them reads the first.
+    is what it was. Whatever writes them writes all copies, whatever reads them reads the first;
+    but of the state that it goes on from the head reads the second, where its norm can make drafts
+    wrong that come after others only.
     Queries and keys of attention are copies as well, but the keys' norm lets one through, whose
     elements lie where they are turned as they were (`turned`).
     Queries of recurrent layers are two copies and their keys one, which halves what is read;
@@ -78,6 +85,7 @@ class Layout:
         old, new = self.old, self.new
         self.writes = copies(old.hidden_size, new.hidden_size)
         self.reads = first(old.hidden_size, new.hidden_size)
+        self.goes_on = second(old.hidden_size, new.hidden_size)
         self.padded = new.vocab_size > old.vocab_size
         if self.padded:
             self.writes[-1] = -1
