@@ -10,6 +10,9 @@ states are most of the memory of short rows. It is safe: no two lanes touch the 
 step needs the tokens of the step before it, so no step reads a state that another one writes. Code
 outside the step first waits for it, in `omlx_worker.engine.ragged.batch`.
 
+On Metal a window makes a new state: MLX allocates every output of a kernel, takes over no input's
+memory, and orders kernels by the outputs that it knows. Admission counts the three.
+
 CUDA and Metal have the same body; it has NOT been run on Metal.
 """
 
