@@ -143,12 +143,15 @@ def test_a_result_that_is_only_calls_is_shown_as_json(
     assert json.loads(run("result", job.id).stdout) == function
 
 
-def test_a_decision_is_shown_with_all_probabilities_the_likeliest_first(
-    run: Run, served: dict[str, Any], job: JobHandle, worker: FakeWorker
-) -> None:
+def test_a_decision_has_no_stream(run: Run, served: dict[str, Any]) -> None:
     assert run("x", "--choice", "a", "--choice", "b", "--probabilities").exit_code == 0
     assert served["request"]["probabilities"]
     assert served["request"]["stream"] is False
+
+
+def test_a_decision_is_shown_with_all_probabilities_the_likeliest_first(
+    run: Run, job: JobHandle, worker: FakeWorker
+) -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1}
     shares = {"order": 0.25, "complaint": 0.75}
     choice = {"index": 0, "text": "complaint", "finish_reason": "stop", "probabilities": shares}
