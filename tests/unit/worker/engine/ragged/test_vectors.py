@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from omlx_producer.wire import GenerationRequest, InvalidRequest
+from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.rows.interface import ModelError
 from tests.helpers.checkpoints import EMBEDDING, VECTOR, write_embedding, write_llama, write_modules
@@ -87,6 +89,19 @@ def test_every_token_of_a_text_counts_where_all_see_all(tmp_path: Path) -> None:
     for place in (0, 30, 59):
         changed = text[:place] + "X" + text[place + 1 :]
         assert np.abs(embedding.of([changed])[0] - whole).max() > 1e-3
+
+
+def test_a_sliding_layer_sees_half_its_window_to_each_side_where_all_see_all() -> None:
+    lengths = [40, 23]
+    window = Window.of_prompts([0, 0], lengths, 40, own_pages(2, 4))
+
+    before, seen = replace(window, both_ways=True).masks(sliding=16)
+
+    at = np.arange(40)
+    near = abs(at[:, None] - at) <= 8
+    wanted = [near & (at < length) for length in lengths]
+    assert before.shape[-1] == 0
+    np.testing.assert_array_equal(np.broadcast_to(np.array(seen)[:, 0], (2, 40, 40)), wanted)
 
 
 def _asked(text: str, **fields: int) -> GenerationRequest:
