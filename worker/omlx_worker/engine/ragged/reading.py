@@ -198,17 +198,20 @@ def _read(
     seats = [Seat(slot, places(reading.pages)) for slot, reading in enumerate(readings)]
     table = table_of([seat.pages for seat in seats], pages_for(capacity))
     window = Window.of_prompts(done, lengths, width, table)
-    hidden = prefill(mx.array(tokens, mx.int32), own, window)
+    hidden: mx.array | None = prefill(mx.array(tokens, mx.int32), own, window)
     told: list[mx.array] = []
     embedder = model.embedder
-    if embedder and window.lengths is not None:
+    if embedder and hidden is not None and window.lengths is not None:
         pooled = embedder.pool(hidden, window.lengths)
         for slot, reading in enumerate(readings):
             reading.pooled = embedder.joined(reading.pooled, pooled[slot])
             told.append(reading.pooled)
-    elif _any_scored(readings, lengths):
+        hidden = None
+    elif hidden is not None and _any_scored(readings, lengths):
         told = [hidden]
-    # Else the graph would hold the pages that are written to next.
+    else:
+        # Its graph would hold the pages that are written to next.
+        hidden = None
     mx.eval(told, [cache.written for cache in own])
     for cache in own:
         cache.fold(list(zip(seats, done, ends, strict=True)))
@@ -216,7 +219,7 @@ def _read(
     for reading, seat, end in zip(readings, seats, ends, strict=True):
         reading.states = [[] if cache.paged else cache.held(seat, end) for cache in own]
         reading.done = end
-    if told and not embedder:
+    if hidden is not None:
         _score(model, readings, done, hidden)
 
 
