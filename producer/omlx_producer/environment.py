@@ -54,6 +54,7 @@ KNOWN = frozenset(
         "OMLX_QUEUE_REDIS_GRACE",
         "OMLX_QUEUE_REDIS_URL",
         "OMLX_QUEUE_STATE_DIR",
+        "OMLX_QUEUE_SWITCH_AFTER",
         "OMLX_QUEUE_THINKING_BUDGET",
     }
 )

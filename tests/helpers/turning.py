@@ -32,6 +32,7 @@ class Loads:
         made: the models, in the order of their loads.
         kept: engines of earlier loads that something still held when the next one began.
         engines: that are open now.
+        engine: arguments of those that are made next.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Loads:
         self.gate = threading.Event()
         self.gate.set()
         self._seconds = seconds
-        self._engine = engine
+        self.engine = engine
 
     def __call__(self, settings: WorkerSettings) -> FakeEngine:
         gc.collect()
@@ -59,7 +60,7 @@ class Loads:
         self.gate.wait(20)
         if fault := self.faults.get(settings.alias):
             raise fault
-        engine = FakeEngine(**self._engine)
+        engine = FakeEngine(**self.engine)
         self._all.append(weakref.ref(engine))
         self.engines.append(engine)
         self.most_open = max(self.most_open, len(self.engines))

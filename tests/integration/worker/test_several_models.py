@@ -81,10 +81,11 @@ def test_a_row_whose_model_gives_way_goes_on_from_its_stream(
     with turning_worker(redis_url, "a", loads, burst=True):
         pass
     long = enqueue_for(connection, "a", max_completion_tokens=300)
-    loads = Loads(step_seconds=0.01)
+    loads = Loads(step_seconds=0.1)
     # High ones wait 0.3 s.
     with turning_worker(redis_url, "ab", loads, switch_after=6.0) as worker:
         wait_for(lambda: events(connection, long.id))
+        loads.engine["step_seconds"] = 0.001
         other = enqueue_for(connection, "b", priority="high")
         wait_for(lambda: is_over(other))
         assert not is_over(long)

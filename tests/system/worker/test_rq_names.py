@@ -23,7 +23,7 @@ def newcomer(connection: Redis) -> RecordedWorker:
     from queue import SimpleQueue
 
     return RecordedWorker(
-        QUEUES, connection=connection, name="mac-1", model="m", mailbox=SimpleQueue()
+        QUEUES, connection=connection, name="mac-1", models=["m"], mailbox=SimpleQueue()
     )
 
 
