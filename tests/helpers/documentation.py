@@ -35,6 +35,9 @@ NOT_TYPED = {
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --embedded-redis": DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --mtp-from Qwen/Qwen3.5-9B "
     "--model-alias qwen --redis-url redis://my-server:6379/0": DOWNLOAD,
+    "omlx-worker run --redis-url redis://my-server:6379/0 --max-batch 16 "
+    "-m mlx-community/Qwen3.5-9B-MLX-4bit --model-alias qwen --mtp-from Qwen/Qwen3.5-9B "
+    "-m mlx-community/gemma-3-12b-it-4bit --model-alias gemma --mtp-depth 0": DOWNLOAD,
     "omlx-worker check -m mlx-community/Qwen3.5-9B-MLX-4bit": DOWNLOAD,
     "omlx-worker convert Qwen/Qwen3.5-9B -o Qwen3.5-9B-4bit --bits 4": DOWNLOAD,
     "omlx-worker run -m Qwen3.5-9B-4bit": DOWNLOAD,

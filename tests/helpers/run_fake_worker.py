@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--max-rows", type=int, default=4)
     parser.add_argument("--step-seconds", type=float, default=0.01)
+    parser.add_argument("--vector-size", type=int, default=0)
     parser.add_argument("--lease-seconds", type=float, default=1.0)
     parser.add_argument("--drain-timeout", type=float, default=20.0)
     parser.add_argument("--name")
@@ -39,7 +40,7 @@ def main() -> None:
     )
     worker = GenerationWorker(
         [settings],
-        lambda _: FakeEngine(options.max_rows, options.step_seconds),
+        lambda _: FakeEngine(options.max_rows, options.step_seconds, options.vector_size),
         connection=Redis.from_url(options.url),
     )
     worker.work()

@@ -24,6 +24,7 @@ from tests.helpers.workers import running_worker, worker_process
 
 EXAMPLES = sorted(Path(__file__).parents[2].glob("examples/*.py"))
 MAX_LINES = 40
+VECTOR_SIZES = {"search": 4}
 
 
 @pytest.fixture(params=["REDIS_URL", "OMLX_QUEUE_REDIS_URL"])
@@ -89,7 +90,7 @@ def test_an_example_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(path), *arguments.get(path.stem, [])])
-    with running_worker(redis_url, vector_size=4 if path.stem == "search" else 0):
+    with running_worker(redis_url, vector_size=VECTOR_SIZES.get(path.stem, 0)):
         wait_for_model(connection)
         runpy.run_path(str(path), run_name="__main__")
     check(path.stem, capsys.readouterr().out)
@@ -157,7 +158,7 @@ async def test_what_comes_after_each_job_is_told_of_those_that_did_not_finish(
 def test_an_example_runs_as_a_process(
     path: Path, redis_url: str, connection: Redis, arguments: dict[str, list[str]]
 ) -> None:
-    with worker_process(redis_url):
+    with worker_process(redis_url, vector_size=VECTOR_SIZES.get(path.stem, 0)):
         wait_for_model(connection)
         done = subprocess.run(
             [sys.executable, path, *arguments.get(path.stem, [])],
