@@ -19,6 +19,7 @@ from omlx_producer.wire import JOB_FUNCTION, ModelInfo, queue_name
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import CONTEXT, FakeEngine
+from tests.helpers.workers import on_a_thread
 
 
 class Loads:
@@ -91,33 +92,16 @@ def turning_worker(
     connection = Redis.from_url(url)
     settings = [WorkerSettings(model_alias=alias, **options) for alias in models]
     worker = GenerationWorker(settings, loads, connection=connection, describe=describe)
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            worker.work(burst=burst)
-        except BaseException as error:  # noqa: BLE001 (raised again below)
-            errors.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
+    with contextlib.closing(connection), on_a_thread(worker, burst=burst):
         yield worker
-    finally:
-        if not burst:
-            worker.stop()
-            worker.stop()
-        thread.join(30)
-        connection.close()
-    assert not thread.is_alive()
-    for error in errors:
+    for error in worker.test_errors:
         raise error
 
 
 def enqueue_for(
     connection: Redis, model: str, prompt: str = "hello", priority: Any = "default", **fields: Any
 ) -> Job:
-    """Enqueue a job for one of the models, and ring for nobody."""
+    """Enqueue a job for one of the models without waking a worker."""
     queue = Queue(queue_name(model, priority), connection=connection, serializer=JSONSerializer)
     request = {"model": model, "prompt": prompt, "seed": 1, **fields}
     return queue.enqueue(JOB_FUNCTION, kwargs={"request": request})

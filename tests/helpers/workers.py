@@ -150,25 +150,35 @@ def running_worker(
     connection = Redis.from_url(url)
     settings = WorkerSettings(model_alias=ALIAS, **{"max_batch": max_rows, **options})
     worker = GenerationWorker([settings], lambda _: engine, connection=connection, machine=machine)
+    worker.test_engine = engine
+    with contextlib.closing(connection), on_a_thread(worker, burst=burst):
+        yield worker
+
+
+@contextlib.contextmanager
+def on_a_thread(worker: GenerationWorker, *, burst: bool) -> Iterator[None]:
+    """Let a worker work, and stop it at once when the block ends before it does.
+
+    Its thread is ``test_thread``, and what it raised is in ``test_errors``.
+    """
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
             worker.work(burst=burst)
-        except BaseException as error:  # noqa: BLE001 (raised again by `run_burst`)
+        except BaseException as error:  # noqa: BLE001 (callers raise it again)
             errors.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    worker.test_thread, worker.test_errors, worker.test_engine = thread, errors, engine
+    worker.test_thread, worker.test_errors = thread, errors
     try:
-        yield worker
+        yield
     finally:
         if not burst:
             worker.stop()
             worker.stop()
-        thread.join(20)
-        connection.close()
+        thread.join(30)
     assert not thread.is_alive()
 
 
