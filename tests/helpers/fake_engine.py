@@ -50,7 +50,7 @@ def calls_of(request: GenerationRequest) -> ReplyForm:
 
 
 def vector_of(tokens: int, size: int) -> bytes:
-    """The vector of a text of so many tokens."""
+    """The vector of a text with this many tokens."""
     return array("f", range(tokens, tokens + size)).tobytes()
 
 

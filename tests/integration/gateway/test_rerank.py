@@ -22,7 +22,7 @@ def post(gateway: str, **fields: Any) -> httpx2.Response:
 
 
 def score(marks: int) -> float:
-    """That of a document with so many exclamation marks, by the fake engine."""
+    """The fake engine's score of a document with this many exclamation marks."""
     yes, no = (sum(map(ord, text)) / (1 + marks) for text in ("yes", "no"))
     return 1 / (1 + math.exp(yes - no))
 

@@ -1,4 +1,4 @@
-"""What Redis is told of a worker's models: those that it serves, and the figures of each."""
+"""Writes to Redis which models a worker serves, and the figures of each."""
 
 from __future__ import annotations
 

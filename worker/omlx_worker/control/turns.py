@@ -37,7 +37,7 @@ class Turns:
         self._stays_until = clock()
 
     def loaded(self, seconds: float) -> None:
-        """A model is ready, after so many seconds. It serves for a while, whoever has waited."""
+        """A model is ready after a load of this many seconds. It serves for a while now."""
         self._stays_until = self._clock() + max(self._patience["high"], STAY * seconds)
 
     def next(

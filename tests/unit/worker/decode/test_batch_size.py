@@ -29,7 +29,7 @@ class Machine:
         return [BatchSpeed(size, int(size == 16), self.speeds[size]) for size in sizes if known]
 
     def run(self, steps: int, held: int = 1000, *, hurried: bool = False) -> list[int]:
-        """Steps while so many bulk rows are there, running or not; the rows that run at each.
+        """Take steps while this many bulk rows run or wait; returns the rows that run at each.
 
         Every fourth step a row of more than may run ends.
         """

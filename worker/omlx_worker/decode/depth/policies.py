@@ -61,5 +61,5 @@ class DepthPolicy(Protocol):
         ...
 
     def compare(self, sizes: Sequence[int]) -> list[BatchSpeed]:
-        """How fast batches of so many rows are; see `Speeds.compare`."""
+        """How fast batches of these sizes are; see `Speeds.compare`."""
         ...

@@ -210,7 +210,7 @@ def can_have_head(model: nn.Module) -> bool:
 
 
 def is_of_head(name: str, layers: int | None) -> bool:
-    """Whether this is the name of a tensor of the head of a model with so many layers."""
+    """Whether a tensor with this name belongs to the head of a model with this many layers."""
     return _PREFIX.match(name) is not None or name.startswith(f"model.layers.{layers}.")
 
 

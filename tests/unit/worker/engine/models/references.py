@@ -151,7 +151,7 @@ class AppendedHead(torch.nn.Module):
         return normed_out
 
     def published(self, layers: int) -> dict[str, torch.Tensor]:
-        """Its tensors, as a model of so many layers has them."""
+        """Its tensors, named as in a model with this many layers."""
         names = {
             "layer.mtp_block": f"model.layers.{layers}",
             "layer.post_norm": f"model.layers.{layers}.shared_head.norm",
