@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from omlx_producer.bulk.collector import Collector, Sink, turns
@@ -13,6 +13,8 @@ from omlx_producer.bulk.progress import Progress, Show
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.signals import StopSignals
 
+Check = Callable[[], object] | None
+
 
 class Driver:
     """Takes the rows of a run into a sink.
@@ -22,6 +24,7 @@ class Driver:
         rows: of the source, those to run.
         errors: the file of errors, for what is shown.
         only_failures: whether they have failed before, and the others of the source do not count.
+        check: called at each turn. What it raises ends the run.
 
     Attributes:
         meter: what is shown.
@@ -39,9 +42,11 @@ class Driver:
         show: Show,
         errors: Path | None = None,
         only_failures: bool = False,
+        check: Check = None,
     ) -> None:
         self._source = source
         self._only_failures = only_failures
+        self._check = check
         self._progress = Progress(client.connection, run, show, errors)
         self.meter = self._progress.meter
         self.meter.ignored = source.ignored
@@ -58,13 +63,21 @@ class Driver:
         )
 
     def turns(self, signals: StopSignals) -> Iterator[None]:
-        """Turn the collector until nothing is left to do, and show each turn; see `turns` there."""
+        """Turn the collector until nothing is left to do, and show each turn; see `turns` there.
+
+        Raises, while iterating:
+            KeyboardInterrupt: also if rows are waited for after an interrupt, and no worker lives.
+        """
         meter, seen = self.meter, self._source.seen
         for _ in turns(self.collector, signals):
             meter.before = seen.done
             if not self._only_failures:
                 meter.total = max(meter.total, seen.rows) if meter.total else None
             self._progress.show(self._source.models, self.collector.in_flight)
+            if self._check:
+                self._check()
+            if signals.asked and self.collector.stopped and not self._progress.served:
+                raise KeyboardInterrupt
             yield
 
     def end(self, *, finished: bool) -> None:

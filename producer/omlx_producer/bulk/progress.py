@@ -145,9 +145,13 @@ class WorkerWatch:
 
     Args:
         run: the id of the run or of the batch's run.
+
+    Attributes:
+        served: whether rows may end: none is in Redis, or a worker lives, or that is not known.
     """
 
     def __init__(self, connection: redis.Redis, run: str) -> None:
+        self.served = True
         self._connection = connection
         self._own = row_job_id(run, "").encode()
         self._looked_at = float("-inf")
@@ -165,27 +169,32 @@ class WorkerWatch:
         if time.monotonic() - self._looked_at < FIGURES_SECONDS:
             return
         self._looked_at = time.monotonic()
+        meter.now, self.served = None, True
         # The collector meets an outage.
         with contextlib.suppress(RedisError):
             running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, set[str]()
+            served = not in_flight
             for alias in models:
                 [model] = read_figures(self._connection, alias)
                 if in_flight and model.held_up:
                     held_up.add(model.held_up)
-                started, workers = read_started(self._connection, alias), model.workers
+                if not (workers := model.workers):
+                    # What a dead one had has a lease, and does not run.
+                    continue
+                served, started = True, read_started(self._connection, alias)
                 own = sum(job.startswith(self._own) for job in started)
                 share = own / max(1, len(started))
                 running += own
                 tokens_in += share * sum(worker.prompt_tokens_per_second for worker in workers)
                 tokens_out += share * sum(worker.tokens_per_second for worker in workers)
-            meter.now = Speed(running, tokens_in, tokens_out)
+            meter.now, self.served = Speed(running, tokens_in, tokens_out), served
             self._tell(held_up)
 
     def _tell(self, held_up: set[str]) -> None:
         """Print the reasons that two looks in a row have found."""
         self._told &= held_up
         for reason in sorted((held_up & self._held_up) - self._told):
-            write(f"{reason}; rows wait\n", err=True)
+            write(f"{reason}; rows wait, and Ctrl-C keeps them\n", err=True)
             self._told.add(reason)
         self._held_up = held_up
 
@@ -205,6 +214,11 @@ class Progress:
         self._bad_rows = BadRowReporter(errors) if errors and isinstance(style, str) else None
         self._watch = WorkerWatch(connection, run)
         self._display = make_display(style)
+
+    @property
+    def served(self) -> bool:
+        """See `WorkerWatch`."""
+        return self._watch.served
 
     def count(self, results: list[RowResult]) -> None:
         """Count rows that ended."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import click
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.driver import Driver
+from omlx_producer.bulk.driver import Check, Driver
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
@@ -72,7 +71,7 @@ def run_here(
     refused_too: bool = False,
     replace_results: bool = False,
     progress: Show = "auto",
-    check: Callable[[], object] | None = None,
+    check: Check = None,
 ) -> Ended:
     """Run the rows that have no result yet, or only those that failed and may succeed now.
 
@@ -80,7 +79,7 @@ def run_here(
         given: rows in memory, which take the place of the input.
         refused_too: with ``only_failures``, run also those that a worker refused.
         replace_results: run with other options than the last run's, and keep a copy of its output.
-        check: called again and again while rows run. What it raises ends the run.
+        check: see `Driver`.
 
     Raises:
         InvalidRequest: if input or output cannot be used, or a worker refuses what the options ask
@@ -106,8 +105,8 @@ def run_here(
                     target.keep_copy()
                     target.store.spent(0)
             target.store.remember(options.settings)
-        run = Run(client, options, source, target, only_failures, refused_too, progress)
-        finished = run.go(ordered=ordered, check=check)
+        run = Run(client, options, source, target, only_failures, refused_too, progress, check)
+        finished = run.go(ordered=ordered)
         failures = target.store.failures(seen=source.whole)
         return Ended(finished, failures, run.cancelled, run.left)
 
@@ -124,6 +123,7 @@ class Run:
         only_failures: bool,
         refused_too: bool,
         show: Show,
+        check: Check,
     ) -> None:
         self._options = options
         self._source = source
@@ -141,6 +141,7 @@ class Run:
             show=show,
             errors=errors_path(target.path),
             only_failures=only_failures,
+            check=check,
         )
         self._driver.meter.total = source.estimate(store if only_failures else None)
 
@@ -159,14 +160,12 @@ class Run:
         first = f", the first of them {place_of(row.line, row.custom_id)}" if row else ""
         return left_text(rows) + first
 
-    def go(self, *, ordered: bool, check: Callable[[], object] | None) -> bool:
+    def go(self, *, ordered: bool) -> bool:
         """Run all rows and finish the files; False after an interrupt."""
         signals, finished, collector = StopSignals(), False, self._driver.collector
         try:
             with signals.caught():
                 for _ in self._driver.turns(signals):
-                    if check:
-                        check()
                     if self._seconds - self._target.store.seconds > SAVE_SECONDS:
                         self._target.store.spent(self._seconds)
                 finished = not collector.stopped

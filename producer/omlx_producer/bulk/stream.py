@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.driver import Driver
+from omlx_producer.bulk.driver import Check, Driver
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
@@ -26,6 +26,7 @@ def stream_results(
     *,
     ordered: bool = False,
     progress: Show = None,
+    check: Check = None,
 ) -> Generator[RowResult]:
     """Run all rows; yields each result as its row ends.
 
@@ -35,6 +36,7 @@ def stream_results(
     Args:
         given: rows in memory, which take the place of the input.
         ordered: yield in the order of the input; a result is held until all before it have come.
+        check: see `Driver`.
 
     Raises, while iterating: the errors of `omlx_producer.bulk.run.run_here`.
     """
@@ -45,7 +47,7 @@ def stream_results(
         rows, finished = source.all_rows(), False
         if ordered:
             rows = arrived.expect(rows)
-        driver = Driver(client, options, source, run, rows, arrived, show=progress)
+        driver = Driver(client, options, source, run, rows, arrived, show=progress, check=check)
         driver.meter.total = source.estimate()
         try:
             for _ in driver.turns(StopSignals()):

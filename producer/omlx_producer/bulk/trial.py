@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from omlx_producer.bulk.driver import Check
 from omlx_producer.bulk.input import Client
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.options import RunOptions
@@ -53,14 +54,17 @@ class Trial:
         }
 
 
-def try_rows(client: Client, options: RunOptions, rows: int, show: Show) -> Trial:
+def try_rows(client: Client, options: RunOptions, rows: int, show: Show, check: Check) -> Trial:
     """Run the first rows, and keep none of their results.
+
+    Args:
+        check: see `Driver`.
 
     Raises: the errors of `omlx_producer.bulk.run.run_here`.
     """
     first = min(rows, options.limit or rows)
     options, trial, meter = options.model_copy(update={"limit": first}), Trial(), Meter()
-    for result in stream_results(client, options, ordered=True, progress=show):
+    for result in stream_results(client, options, ordered=True, progress=show, check=check):
         meter.count([result])
         if len(trial.answers) < SHOWN:
             row = BulkResult.of(as_document(result))

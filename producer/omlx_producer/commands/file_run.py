@@ -164,11 +164,11 @@ class FileRun:
         Args:
             before_retry: what to do before failed rows are tried again, in words that ``and``
                 follows.
-            check: see `run_here`.
+            check: see `Driver`.
         """
         options = self.options()
         if self.dry_run is not None:
-            self._try(producer, options, self.dry_run)
+            self._try(producer, options, self.dry_run, check)
         elif self.output is not None:
             with resumable(self.input):
                 ended = run_here(
@@ -182,12 +182,14 @@ class FileRun:
                 )
             conclude(ended, self.output, self.input, before_retry)
 
-    def _try(self, producer: Producer, options: RunOptions, rows: int) -> None:
+    def _try(
+        self, producer: Producer, options: RunOptions, rows: int, check: Callable[[], object] | None
+    ) -> None:
         """Look through the input, and run this many rows of it without an output."""
         findings, trial = look_through(options, producer.models()), Trial()
         found = findings.as_dict()
         if rows:
-            trial = try_rows(producer, options, rows, self.progress)
+            trial = try_rows(producer, options, rows, self.progress, check)
             good = findings.rows - findings.bad.total()
             write("".join(f"{one_cell(answer)}\n" for answer in trial.answers), err=True)
             write(f"{trial.told(good)}\n", err=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
 from click.testing import CliRunner, Result
 
+from omlx_producer.bulk import progress
 from omlx_worker import batch as batch_module
 from omlx_worker import cli
-from tests.helpers.bulk_runs import ids, wait_for_model, write_rows
+from tests.helpers.bulk_runs import count_lines, ids, write_rows
 from tests.helpers.workers import ALIAS, wait_for, worker_process
 
 Batch = Callable[..., Result]
@@ -31,12 +37,20 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
     )
 
 
+@contextlib.contextmanager
+def worker(
+    url: str, connection: redis.Redis, lease_seconds: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker of this machine that has written its figures."""
+    with worker_process(url, lease_seconds=lease_seconds, step_seconds=0.02) as process:
+        wait_for(lambda: connection.exists(f"omlx:workers:{ALIAS}"), what="a living worker")
+        yield process
+
+
 @pytest.fixture
 def at_home(redis_url: str, connection: redis.Redis) -> Iterator[str]:
     """The URL of a Redis with a worker of this machine."""
-    with worker_process(redis_url, lease_seconds=30.0):
-        wait_for_model(connection)
-        wait_for(lambda: connection.exists(f"omlx:workers:{ALIAS}"), what="a living worker")
+    with worker(redis_url, connection, 30.0):
         yield redis_url
 
 
@@ -76,13 +90,52 @@ def test_a_finished_file_needs_no_worker(
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", 3)
     line = ("-m", ALIAS, "rows.jsonl", "-o", "out.jsonl", "--redis-url", redis_url)
-    with worker_process(redis_url):
-        wait_for_model(connection)
-        wait_for(lambda: connection.exists(f"omlx:workers:{ALIAS}"), what="a living worker")
+    with worker(redis_url, connection, 30.0):
         assert batch(*line).exit_code == 0
     done = batch(*line)
     assert done.exit_code == 0, done.output
     assert ": 0 ok, 0 failed; done before: 3\n" in done.stderr
+
+
+def test_a_file_outlives_the_worker_of_somebody_else(
+    batch: Batch,
+    redis_url: str,
+    connection: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 40)
+    output, said = tmp_path / "out.jsonl", list[str]()
+    line = ("-m", ALIAS, "rows.jsonl", "-o", "out.jsonl", "--redis-url", redis_url)
+
+    def hear(text: str, **_: object) -> None:
+        said.append(text)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def kill(worker: subprocess.Popen[bytes]) -> None:
+        wait_for(lambda: count_lines(output) >= 4, what="rows that end")
+        worker.kill()
+        worker.wait()
+        # As if it had been silent for long.
+        connection.delete(f"omlx:workers:{ALIAS}")
+
+    monkeypatch.setattr(progress, "FIGURES_SECONDS", 0.0)
+    with monkeypatch.context() as patched, worker(redis_url, connection, 30.0) as process:
+        patched.setattr(progress, "write", hear)
+        with ThreadPoolExecutor() as pool:
+            killed = pool.submit(kill, process)
+            left = batch(*line)
+            killed.result()
+    assert said[0] == f"no worker serves {ALIAS}; rows wait, and Ctrl-C keeps them\n"
+    assert left.exit_code == 130
+    assert "\nstopping; waiting for the rows that run, " in left.stderr
+    assert "\nstopped; continue with: omlx-worker " in left.stderr
+    assert not connection.keys("omlx:batch:*:waiting:*")
+    before = count_lines(output)
+    with worker(redis_url, connection, 1.0):
+        assert batch(*line).exit_code == 0
+    assert 4 <= before < 40
+    assert sorted(ids(output)) == sorted(f"r{n}" for n in range(40))
 
 
 def test_rows_are_counted_without_a_worker(batch: Batch, tmp_path: Path) -> None:

@@ -361,6 +361,16 @@ def test_two_runs_of_a_model_show_their_own_rows_and_their_share_of_the_tokens(
     assert shown("aa") == Speed(running=6, tokens_in=0, tokens_out=pytest.approx(both * 6 / 9))
     assert shown("bb") == Speed(running=2, tokens_in=0, tokens_out=pytest.approx(both * 2 / 9))
     assert shown("cc") == Speed(running=0, tokens_in=0, tokens_out=0)
+    connection.delete(workers_key(ALIAS))
+    assert shown("aa") == Speed(running=0, tokens_in=0, tokens_out=0)
+
+
+def test_of_a_server_that_is_away_no_speed_is_shown(connection: redis.Redis) -> None:
+    sign_on(connection, "mac-1", ALIAS)
+    meter = Meter(now=Speed(running=6, tokens_in=0, tokens_out=12.5))
+    with redis.Redis(port=free_port(), retry=None) as away:
+        WorkerWatch(away, "aa").look({ALIAS}, meter, in_flight=100)
+    assert meter.now is None
 
 
 def test_what_holds_rows_up_is_told_once_while_they_wait(
@@ -369,7 +379,7 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     monkeypatch.setattr(progress, "FIGURES_SECONDS", 0.0)
     watch, said = (
         WorkerWatch(connection, "aa"),
-        f"no worker serves {ALIAS}; rows wait\n",
+        f"no worker serves {ALIAS}; rows wait, and Ctrl-C keeps them\n",
     )
 
     def told(*, in_flight: int = 1) -> str:
@@ -380,7 +390,10 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     sign_on(connection, "mac-1", ALIAS)
     assert told() == ""
     connection.sadd("omlx:paused", ALIAS)
-    paused = f"{ALIAS} is paused; omlx-submit resume {ALIAS} lets it go on; rows wait\n"
+    paused = (
+        f"{ALIAS} is paused; omlx-submit resume {ALIAS} lets it go on; rows wait, and Ctrl-C keeps "
+        "them\n"
+    )
     assert [told(), told(), told()] == ["", paused, ""]
     connection.delete(workers_key(ALIAS))
     assert [told(in_flight=0), told(in_flight=0), told(), told()] == ["", "", "", said]

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from omlx_producer import Producer
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.trial import try_rows
 from tests.helpers.bulk_runs import batch_line, jobs_in_redis, write_jsonl, write_rows
-from tests.helpers.workers import running_worker
+from tests.helpers.fake_worker import announce
+from tests.helpers.workers import ALIAS, running_worker
 from tests.integration.producer.bulk.conftest import Run
 
 
@@ -50,6 +54,21 @@ def test_a_failed_row_is_shown_with_its_reason(trial: Run, tmp_path: Path) -> No
     assert done.exit_code == 1
     assert json.loads(done.stdout)["trial"]["failed"] == 1
     assert any(line.startswith("a: ") and "tokens" in line for line in done.stderr.splitlines())
+
+
+def test_a_trial_ends_with_the_worker_that_was_started_for_it(
+    redis_url: str, connection: redis.Redis, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 2)
+    announce(connection, ALIAS)
+
+    def ended() -> None:
+        raise RuntimeError("the worker has ended")
+
+    options = RunOptions.of(str(tmp_path / "rows.jsonl"), {})
+    with Producer(redis_url) as producer, pytest.raises(RuntimeError, match="has ended"):
+        try_rows(producer, options, 2, "none", ended)
+    assert jobs_in_redis(connection) == 0
 
 
 def test_a_limit_bounds_what_is_tried(trial: Run, tmp_path: Path) -> None:
