@@ -40,8 +40,7 @@ class Traffic:
         )
 
     def __enter__(self) -> Self:
-        for job in self.jobs:
-            self.mailbox.put(Admit(job))
+        self.mailbox.put(Admit(self.jobs))
         self.publisher.start()
         return self
 

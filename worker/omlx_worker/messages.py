@@ -8,6 +8,7 @@ rows, the traffic thread writes tokens and endings. A job passes the three once:
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Self
@@ -78,9 +79,12 @@ Readiness = ActiveJob | Failed | Stopped | GivenBack
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Run the rows of a job. The traffic thread gets it before anything else about the job."""
+    """Run the rows of jobs. The traffic thread gets it before anything else about them.
 
-    job: ActiveJob
+    In one message, so that their prompts are read together.
+    """
+
+    jobs: Sequence[ActiveJob]
 
 
 @dataclass(frozen=True, slots=True)

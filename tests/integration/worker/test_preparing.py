@@ -13,14 +13,17 @@ from rq import Worker
 from rq.command import send_stop_job_command
 from rq.serializers import JSONSerializer
 
+from omlx_producer import Producer
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.control import rq_record
+from omlx_worker.control import admission, rq_record
 from omlx_worker.control.admission import MOST_COMING
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.engine.rows.row import Row
 from tests.helpers.workers import (
+    ALIAS,
     enqueue,
     events,
+    fetch,
     is_over,
     queue,
     running_worker,
@@ -64,6 +67,13 @@ def gated_worker(url: str, **options: object) -> Iterator[tuple[GenerationWorker
             gate.open()
 
 
+def submit(url: str, prompts: list[str]) -> list[str]:
+    """Submit jobs at once; returns their ids."""
+    requests = [GenerationRequest(model=ALIAS, prompt=prompt) for prompt in prompts]
+    with Producer(url) as producer:
+        return [job.id for job in producer.submit_many(requests, require_known_model=False)]
+
+
 def test_a_job_that_is_slow_to_prepare_holds_up_no_job_of_another_queue(
     redis_url: str, connection: Redis
 ) -> None:
@@ -76,6 +86,28 @@ def test_a_job_that_is_slow_to_prepare_holds_up_no_job_of_another_queue(
         gate.open()
         wait_for(lambda: is_over(slow))
         assert status(slow) == "finished"
+
+
+def test_jobs_that_are_claimed_together_are_read_in_one_window(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "GATHER_SECONDS", 20.0)
+    with gated_worker(redis_url) as (worker, gate):
+        jobs = submit(redis_url, [f"slow {i}" for i in range(5)])
+        for _ in jobs:
+            time.sleep(0.05)  # what was prepared could be read meanwhile
+            gate.open(1)
+        wait_for(lambda: all(fetch(connection, job).is_finished for job in jobs))
+        assert worker.decode_thread.counters.prompt_windows == 1
+
+
+def test_a_ready_job_does_not_wait_long_for_one_that_was_claimed_with_it(
+    redis_url: str, connection: Redis
+) -> None:
+    with gated_worker(redis_url) as (_, gate):
+        ready, slow = [fetch(connection, job) for job in submit(redis_url, ["x", "slow"])]
+        wait_for(lambda: is_over(ready))
+        assert (sorted(gate.begun), status(slow)) == (["slow", "x"], "started")
 
 
 def test_jobs_of_one_queue_run_in_the_order_of_their_claims(

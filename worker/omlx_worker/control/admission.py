@@ -7,6 +7,7 @@ queue are let in in the order of their claims, however long each takes to prepar
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -35,8 +36,11 @@ from omlx_worker.queue.order import ClaimOrder, ClaimPlan
 
 log = logging.getLogger("omlx_worker.worker")
 
-MOST_COMING = 16
+MOST_COMING = 32
 """Jobs of the best queue, and of the others, that are being prepared or wait for that."""
+
+GATHER_SECONDS = 0.02
+"""How long after its claim a job that is ready waits for others of its queue that are not."""
 
 
 class Admission:
@@ -117,6 +121,11 @@ class Admission:
         if message.claim in self._coming:
             self._coming[message.claim] = message.outcome
 
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which `take` is due though nothing has come; None for none."""
+        return min(self._gathering().values(), default=None)
+
     def take(self, most_rows: int, bulk_rows: int) -> bool:
         """Let prepared jobs in and claim others; returns whether any were claimed.
 
@@ -179,29 +188,48 @@ class Admission:
             return None
         return ClaimPlan((best,), min(planned.limit, room))
 
+    def _gathering(self) -> dict[int, float]:
+        """The ranks of which ready jobs wait for others, and for how many seconds more.
+
+        A window of prompts costs much the same however many it holds.
+        """
+        now, unready, left = time.monotonic(), set[int](), dict[int, float]()
+        for claim, outcome in self._coming.items():
+            rank = self._order.rank(claim)
+            if outcome is None:
+                unready.add(rank)
+            else:
+                left.setdefault(rank, claim.claimed_at + GATHER_SECONDS - now)
+        return {rank: left[rank] for rank in unready & left.keys() if left[rank] > 0}
+
     def _admit(self) -> None:
         """Let in the jobs that are ready, unless an earlier one of their rank is not."""
-        unready: set[int] = set()
-        for claim in sorted(self._coming, key=self._order.rank):
-            rank, outcome = self._order.rank(claim), self._coming[claim]
-            if not self._leases.holds(claim):
-                del self._coming[claim]
-                self._observers.ended(claim)
-            elif outcome is None:
-                unready.add(rank)
-            elif rank in unready:
-                continue
-            elif not isinstance(outcome, ActiveJob):
-                self._drop(claim, outcome)
-            elif self._fits(claim, outcome):
-                if claim.streamed and not outcome.sent:
-                    self._intake.start_over(claim)
-                del self._coming[claim]
-                self._observers.started(outcome)
-                self._submit(Admit(outcome))
-            else:
-                self.give_back_coming(rank)
-                return
+        unready = set(self._gathering())
+        admitted: list[ActiveJob] = []
+        try:
+            for claim in sorted(self._coming, key=self._order.rank):
+                rank, outcome = self._order.rank(claim), self._coming[claim]
+                if not self._leases.holds(claim):
+                    del self._coming[claim]
+                    self._observers.ended(claim)
+                elif outcome is None:
+                    unready.add(rank)
+                elif rank in unready:
+                    continue
+                elif not isinstance(outcome, ActiveJob):
+                    self._drop(claim, outcome)
+                elif self._fits(claim, outcome):
+                    if claim.streamed and not outcome.sent:
+                        self._intake.start_over(claim)
+                    del self._coming[claim]
+                    self._observers.started(outcome)
+                    admitted.append(outcome)
+                else:
+                    self.give_back_coming(rank)
+                    break
+        finally:
+            if admitted:
+                self._submit(Admit(admitted))
 
     def _fits(self, claim: Claim, job: ActiveJob) -> bool:
         """Whether a job fits into the memory now; then it counts as taking its room."""

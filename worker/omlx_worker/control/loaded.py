@@ -107,6 +107,11 @@ class LoadedModel:
         return self.decode_thread.driver.batch_size.rows
 
     @property
+    def patience(self) -> float | None:
+        """See `Admission.patience`."""
+        return self.admission.patience if self.admission else None
+
+    @property
     def is_paused(self) -> bool:
         """See `Admission.paused`."""
         return self.admission is not None and self.admission.paused

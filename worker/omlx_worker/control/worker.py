@@ -161,7 +161,7 @@ class GenerationWorker(RecordedWorker):
         with self._signals.caught():
             try:
                 while self._turn(burst):
-                    self._listen(POLL_SECONDS)
+                    self._listen(self.loaded.patience or POLL_SECONDS)
             except Exception as error:  # noqa: BLE001 (raised below)
                 self._error = error
             finally:

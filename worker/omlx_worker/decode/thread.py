@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -190,8 +190,8 @@ class DecodeThread:
 
     def _obey(self, message: DecodeMessage) -> None:
         match message:
-            case Admit(job):
-                self._admit(job)
+            case Admit(jobs):
+                self._admit(jobs)
             case Drop(claim, reason):
                 running = self._active.get(claim.id)
                 if running is not None and running.claim is claim:
@@ -203,14 +203,15 @@ class DecodeThread:
             case Stop():
                 self._stopped = True
 
-    def _admit(self, job: ActiveJob) -> None:
-        earlier = self._active.get(job.id)
-        if earlier is not None:
-            # Its lease ran out and this very worker claimed it again.
-            self._end(earlier, Lost())
-        self._traffic.put(Admit(job))
-        self._active[job.id] = job
-        self._loop.add(job.rows)
+    def _admit(self, jobs: Sequence[ActiveJob]) -> None:
+        for job in jobs:
+            if earlier := self._active.get(job.id):
+                # Its lease ran out and this very worker claimed it again.
+                self._end(earlier, Lost())
+        self._traffic.put(Admit(jobs))
+        for job in jobs:
+            self._active[job.id] = job
+            self._loop.add(job.rows)
 
     def _report(self, emissions: list[Emission]) -> None:
         if errors := {each.row_id: each.error for each in emissions if each.error}:

@@ -127,8 +127,9 @@ class Publisher:
         dropped: list[Drop] = []
         for message in messages:
             match message:
-                case Admit(job):
-                    self._admit(job)
+                case Admit(jobs):
+                    for job in jobs:
+                        self._admit(job)
                 case Stepped():
                     moved |= {job.id: job for job in self._feed(message)}
                 case Drop(claim, _):

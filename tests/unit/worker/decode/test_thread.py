@@ -50,7 +50,7 @@ class Bench:
         claim = Claim(job_id, "omlx-1", f"omlx:m:{queue}", 0.0, 0, b"", None, False)
         rows = self.engine.prepare(request, job_id)
         job = self.jobs[job_id] = ActiveJob(claim, request, rows, streams=True)
-        self.decode_thread.submit(Admit(job))
+        self.decode_thread.submit(Admit([job]))
         return job
 
     def read(self) -> Any:
@@ -94,7 +94,7 @@ def bench() -> Iterator[Bench]:
 
 def test_a_job_is_announced_before_anything_about_it(bench: Bench) -> None:
     job = bench.admit("a")
-    assert bench.read() == Admit(job)
+    assert bench.read() == Admit([job])
     assert isinstance(bench.read(), Stepped)
 
 
@@ -184,7 +184,7 @@ def test_a_job_claimed_again_replaces_its_earlier_run(bench: Bench) -> None:
     bench.until(Stepped)
     second = bench.admit("a", max_completion_tokens=5)
     assert bench.until(Drop) == Drop(first.claim, Lost())
-    assert bench.read() == Admit(second)
+    assert bench.read() == Admit([second])
     while not second.finished:
         bench.until(Stepped)
 
