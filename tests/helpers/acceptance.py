@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.kernels.contest import Contest
-from omlx_worker.engine.kernels.device import for_device
-from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
 
@@ -40,7 +39,7 @@ def first_draft_acceptance(
         prompts: token ids, each judged on its own.
         tokens: how many to generate for each, end of text ignored.
     """
-    model = RaggedQwen35(network, for_device(Contest()))
+    model = as_ragged(network, checks=False)
     backbone = network.language_model.model
     drafts = accepted = 0
     for prompt, generated in zip(prompts, _greedy(model, prompts, tokens), strict=True):
@@ -56,7 +55,7 @@ def first_draft_acceptance(
     return Measured(drafts, accepted)
 
 
-def _greedy(model: RaggedQwen35, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+def _greedy(model: RaggedModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     decoder = RaggedDecoder(model)
     for index, prompt in enumerate(prompts):
         decoder.add(Row(str(index), list(prompt), tokens, Sampling(temperature=0.0)))

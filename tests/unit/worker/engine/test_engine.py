@@ -162,7 +162,9 @@ def test_a_removed_row_emits_nothing_more_and_the_rest_goes_on(engine: DecodingE
     assert set(rest) == {"stays:0"}
 
 
-def test_penalised_rows_see_prompt_and_every_generated_token_once(engine: DecodingEngine) -> None:
+def test_penalised_rows_see_prompt_and_every_generated_token_once(
+    engine: DecodingEngine, path: Path
+) -> None:
     """The decoded tokens equal those of a plain loop that counts the history by hand."""
     request = GenerationRequest(
         model="m",
@@ -175,7 +177,7 @@ def test_penalised_rows_see_prompt_and_every_generated_token_once(engine: Decodi
         ignore_eos=True,
     )
     [prepared] = engine.prepare(request, "job")
-    network = engine.decoder._model._text  # type: ignore[attr-defined]
+    network, _, _ = loader.load(path)
     history = list(prepared.prompt)
     for _ in range(24):
         logits = network(mx.array([history]))[0, -1].tolist()

@@ -1,20 +1,15 @@
-"""The ragged form of a loaded model: its family's own, or that of any family."""
+"""The ragged form of a loaded model, which is compared with the model's own forward."""
 
 from __future__ import annotations
 
 import mlx.nn as nn
-from mlx_lm.models.qwen3_5 import Model as Qwen35
-from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
-from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
 from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.self_check import check
 from omlx_worker.engine.models.any_family import AnyFamily
-from omlx_worker.engine.models.appended import WithAppendedLayer
 from omlx_worker.engine.models.embedder import Embedder
-from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
 
 
@@ -40,16 +35,9 @@ def as_ragged(
     Raises:
         Unsupported: if it has none, or the two disagree.
     """
-    ragged: RaggedModel
     kernels = kernels or for_device(contest or HERE)
-    if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
-        ragged = RaggedQwen35(network, kernels, drafts=drafts)
-    elif drafts and getattr(network, "mtp", None) is not None:
-        ragged = WithAppendedLayer(network, kernels)
-    else:
-        ragged = AnyFamily(network, kernels)
+    ragged = AnyFamily(network, kernels, drafts=drafts)
     if checks:
         check(network, ragged)
-    if isinstance(ragged, AnyFamily):
-        ragged.embedder = embedder
+    ragged.embedder = embedder
     return ragged

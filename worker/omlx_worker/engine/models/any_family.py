@@ -1,7 +1,8 @@
 """Any family of mlx-lm as ragged windows over per-row caches.
 
 Copies of mlx-lm's modules run with a view as the cache of each layer, and with products of the
-device; see `omlx_worker.engine.models.layer_view`, `recurrent_view` and `served_layers` beside it.
+device; see `omlx_worker.engine.models.layer_view`, `recurrent_view`, `layers` and `served_layers`
+beside it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from mlx_lm.models.cache import (
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
-from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
+from omlx_worker.engine.models.layers import serve_layers
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
 from omlx_worker.engine.models.served_layers import copied
@@ -50,15 +51,15 @@ class _Attention:
     dims: tuple[int, int]
     dtype: mx.Dtype
     ring: int
-    attention: Attention
+    kernels: Kernels
 
     def empty(self, slots: int, capacity: int) -> LayerCache:
         return AttentionCache.empty(
-            slots, self.heads, capacity, self.dims, self.dtype, self.ring, self.attention
+            slots, self.heads, capacity, self.dims, self.dtype, self.ring, self.kernels.attention
         )
 
     def wrap(self, arrays: Sequence[mx.array]) -> LayerCache:
-        return AttentionCache(arrays, self.ring, self.attention)
+        return AttentionCache(arrays, self.ring, self.kernels.attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class AnyFamily:
 
     Args:
         kernels: the forms of its layers' parts.
+        drafts: whether its MTP head drafts, if it has one.
 
     Attributes:
         embedder: see `RaggedModel`. Set before the first window.
@@ -104,11 +106,10 @@ class AnyFamily:
         Unsupported: if its layers keep something else than keys and values or recurrent states.
     """
 
-    drafts = False
     advances = True
     embedder: Embedder | None = None
 
-    def __init__(self, model: nn.Module, kernels: Kernels) -> None:
+    def __init__(self, model: nn.Module, kernels: Kernels, *, drafts: bool = True) -> None:
         layers = make_prompt_cache(model)
         # How many caches each layer has; None if not in a list.
         self._lists = [
@@ -119,15 +120,19 @@ class AnyFamily:
             logits = model(mx.zeros((1, 1), mx.int32), cache=layers)
         except Exception as error:  # a family's own code may raise anything
             raise Unsupported(f"its forward fails ({type(error).__name__})") from error
-        self._shapes = [_shape(cache, kernels.attention) for cache in _flat(layers)]
+        self._shapes = [_shape(cache, kernels) for cache in _flat(layers)]
         attending = [shape for shape in self._shapes if isinstance(shape, _Attention)]
         self.dtype: mx.Dtype = [*attending, *self._shapes][0].dtype
         self.vocabulary: int = logits.shape[-1]
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
-        # Other recurrent layers may run on over padding.
-        self.pads = len(attending) == len(self._shapes)
         slow = []
         model = copied(model)
+        self._head = getattr(model, "mtp", None) if drafts else None
+        self.drafts = self._head is not None
+        # Other recurrent layers may run on over padding.
+        self.pads = serve_layers(model, kernels) or len(attending) == len(self._shapes)
+        if self.drafts:
+            self._shapes.append(attending[-1])
         if serve_views(model, kernels):
             slow.append("latent attention runs as plain operations")
         if not self.pads:
@@ -161,7 +166,7 @@ class AnyFamily:
         views = [
             LayerView(cache, window)
             if isinstance(cache, AttentionCache)
-            else RecurrentView(cache, accepted if window.lengths is None else None)
+            else RecurrentView(cache, window, accepted)
             for cache in caches
         ]
         reader = self._scorer if self._backbone is None else self._scorer[self._backbone]
@@ -169,12 +174,20 @@ class AnyFamily:
         return hidden
 
     def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:
-        return self.forward(tokens[:, :-1], caches, window, window.body_lengths)
+        hidden = self.forward(tokens[:, :-1], caches, window, window.body_lengths)
+        if self.drafts:
+            # Nothing takes the output, so only what the head keeps is computed.
+            self.draft(tokens, hidden, caches, window)
+        return hidden
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
     ) -> mx.array:
-        raise NotImplementedError("the model has no head to draft with")
+        assert self._head is not None
+        assert isinstance(caches[-1], AttentionCache)
+        embedded = self._scorer.model.embed_tokens(tokens[:, -hidden.shape[1] :])
+        out: mx.array = self._head(embedded, hidden, [LayerView(caches[-1], window)])
+        return out
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Score what `forward` returned, as the model's own forward does after its backbone.
@@ -205,7 +218,7 @@ def _flat(layers: Sequence[Any]) -> Iterator[Any]:
         yield from layer.caches if isinstance(layer, CacheList) else [layer]
 
 
-def _shape(cache: Any, attention: Attention) -> _Attention | _Recurrent:
+def _shape(cache: Any, kernels: Kernels) -> _Attention | _Recurrent:
     if isinstance(cache, ArraysCache):
         if any(state is None for state in cache.cache):
             raise Unsupported("its layers use only a part of their states")
@@ -219,4 +232,4 @@ def _shape(cache: Any, attention: Attention) -> _Attention | _Recurrent:
             raise Unsupported(f"its sliding window keeps the first {cache.keep} tokens")
         ring = cache.max_size
     dims = cache.keys.shape[3], cache.values.shape[3]
-    return _Attention(cache.keys.shape[1], dims, cache.keys.dtype, ring, attention)
+    return _Attention(cache.keys.shape[1], dims, cache.keys.dtype, ring, kernels)

@@ -23,6 +23,7 @@ import mlx.nn as nn
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.models.recurrent_view import RecurrentView
 from omlx_worker.engine.models.rotary import STANDARD, attend, serve_rotary
 from omlx_worker.engine.models.served_layers import serve_products
 
@@ -41,8 +42,8 @@ class LayerView:
 
     def __init__(self, cache: AttentionCache, window: Window) -> None:
         self.offset = window.cursors
-        self._cache = cache
-        self._window = window
+        self.cache = cache
+        self.window = window
 
     def make_mask(
         self,
@@ -50,13 +51,13 @@ class LayerView:
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
     ) -> _Mask:
-        ring = self._cache.ring
+        ring = self.cache.ring
         size = window_size or ring
         # plamo3 asks for a position more than its cache keeps, and sees it in a prompt alone.
-        return _Mask(min(size, ring) if ring and self._window.lengths is None else size)
+        return _Mask(min(size, ring) if ring and self.window.lengths is None else size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[LayerView, LayerView]:
-        self._cache.put(keys, values, self._window)
+        self.cache.put(keys, values, self.window)
         return self, self
 
     def keys_and_values(self) -> tuple[LayerView, LayerView]:
@@ -65,21 +66,15 @@ class LayerView:
 
     @property
     def dtype(self) -> mx.Dtype:
-        return self._cache.tails[1].dtype
+        return self.cache.tails[1].dtype
 
     def astype(self, _: mx.Dtype) -> LayerView:
         """Modules that compute attention in float32 convert keys; the softmax here is precise."""
         return self
 
-    def run(
-        self, forward: Callable[..., mx.array], module: Any, x: mx.array, mask: _Mask
-    ) -> mx.array:
-        """A forward over the cache itself."""
-        return forward(module, x, self._cache, self._window, mask.sliding)
-
     def attend(self, queries: mx.array, scale: float, mask: _Mask, **options: Any) -> mx.array:
         """See `AttentionCache.attend`."""
-        return self._cache.attend(queries, self._window, scale, sliding=mask.sliding, **options)
+        return self.cache.attend(queries, self.window, scale, sliding=mask.sliding, **options)
 
 
 def serve_views(model: nn.Module, kernels: Kernels) -> bool:
@@ -92,7 +87,7 @@ def serve_views(model: nn.Module, kernels: Kernels) -> bool:
     for part in model.modules():
         if type(part) in STANDARD:
             serve_rotary(part, kernels)
-            _add_forward(type(part), _rotary_attention)
+            add_forward(type(part), _rotary_attention)
         else:
             serve_products(part, kernels)
     for part in {type(part): part for _, part in model.named_modules()}.values():
@@ -101,12 +96,12 @@ def serve_views(model: nn.Module, kernels: Kernels) -> bool:
         if plain is not None and not hasattr(plain, "__wrapped__"):
             setattr(module, _ATTENTION, _attention_or(plain))
         if "embed_q" in part and "unembed_out" in part:
-            _add_forward(type(part), _latent_attention)
+            add_forward(type(part), _latent_attention)
             latent = True
         elif "q_proj" in part and hasattr(part, "attn_logit_softcapping"):
-            _add_forward(type(part), _capped_attention)
+            add_forward(type(part), _capped_attention)
         elif "qkv_proj" in part and "q_weight" in part:
-            _add_forward(type(part), _weighted_attention)
+            add_forward(type(part), _weighted_attention)
     return latent
 
 
@@ -128,7 +123,7 @@ def _attention_or(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return attention
 
 
-def _add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None:
+def add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None:
     """Let a class run ``ragged`` whenever its cache is a view."""
     plain: Any = kind.__call__
     if hasattr(plain, "__wrapped__"):
@@ -139,7 +134,7 @@ def _add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None
     @wraps(plain)
     def forward(*args: Any, **options: Any) -> mx.array:
         given = signature.bind(*args, **options).arguments
-        if isinstance(given.get("cache"), LayerView):
+        if isinstance(given.get("cache"), LayerView | RecurrentView):
             module, x, *scale, mask, view = given.values()
             return ragged(module, x, mask, view, *scale)
         out: mx.array = plain(*args, **options)
@@ -150,7 +145,7 @@ def _add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None
 
 def _rotary_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
     """The attention of families that are alike, see `omlx_worker.engine.models.rotary`."""
-    return view.run(attend, module, x, mask)
+    return attend(module, x, view.cache, view.window, mask.sliding)
 
 
 def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:

@@ -1,71 +1,91 @@
-"""The layers of the Qwen3.5 family over a ragged window: what mlx-lm computes, row by row."""
+"""The decoder layers of Qwen3.5 and Qwen3-Next over a ragged window, and of their MTP heads.
+
+They compute what mlx-lm's do, row by row. Of mlx-lm's modules they use the weights, the norms, the
+experts and the rotations. Attention, the gated delta net and dense MLPs are this project's own:
+their parts run as kernels, and the residual stream is added by the products.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.qwen3_next import Qwen3NextMLP
+import mlx.nn as nn
+from mlx_lm.models.qwen3_5 import DecoderLayer
+from mlx_lm.models.qwen3_next import Qwen3NextDecoderLayer, Qwen3NextMLP
 
-from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.delta_rule import Kept
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.net_inputs import Projected
-from omlx_worker.engine.kernels.window import Window
-from omlx_worker.engine.models.ragged_model import LayerCache
+from omlx_worker.engine.models.layer_view import LayerView, add_forward
+from omlx_worker.engine.models.recurrent_view import RecurrentView
 from omlx_worker.engine.models.rotary import heads_of
-from omlx_worker.engine.models.served_layers import copied, serve_products
+
+
+def serve_layers(model: nn.Module, kernels: Kernels) -> bool:
+    """Get a copied model's layers ready to run with views as their caches.
+
+    The copies lose the modules that these layers run in their own form.
+
+    Returns:
+        Whether it has such layers.
+    """
+    served = [part for part in model.modules() if isinstance(part, _SERVED)]
+    for part in served:
+        part._layer = Layer(part, kernels)
+        add_forward(type(part), _run)
+    return bool(served)
+
+
+_SERVED = (DecoderLayer, Qwen3NextDecoderLayer)
+
+
+def _run(module: Any, x: mx.array, _mask: Any, view: LayerView | RecurrentView) -> mx.array:
+    layer: Layer = module._layer
+    return layer(x, view)
 
 
 class Layer:
-    """A decoder layer: attention or a gated delta net, then an MLP.
-
-    Attributes:
-        module: mlx-lm's, whose weights and norms it uses.
-    """
+    """A decoder layer: attention or a gated delta net, then an MLP."""
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
-        self.module = module
+        self._module = module
         self._mixer: Attention | DeltaNet
         if module.is_linear:
-            self._mixer = DeltaNet(module.linear_attn, kernels)
+            self._mixer = DeltaNet(module.pop("linear_attn"), kernels)
         else:
-            self._mixer = Attention(module.self_attn, kernels)
+            self._mixer = Attention(module.pop("self_attn"), kernels)
         self._mlp = MLP(module.mlp, kernels)
+        if self._mlp.is_own:
+            del module["mlp"]
 
-    def __call__(
-        self, x: mx.array, cache: LayerCache, window: Window, accepted: mx.array | None
-    ) -> mx.array:
-        """Run one window, ``[S, W, hidden]`` in and out.
-
-        Args:
-            accepted: ``[S]`` int32, drafts accepted of each row's last window; only a gated
-                delta net reads it, in a step.
-        """
-        normed = self.module.input_layernorm(x)
+    def __call__(self, x: mx.array, view: LayerView | RecurrentView) -> mx.array:
+        """Run one window, ``[S, W, hidden]`` in and out."""
+        normed = self._module.input_layernorm(x)
         if isinstance(self._mixer, Attention):
-            assert isinstance(cache, AttentionCache)
-            x = self._mixer(normed, cache, window, x)
+            assert isinstance(view, LayerView)
+            x = self._mixer(normed, view, x)
         else:
-            assert isinstance(cache, RecurrentCache)
-            assert accepted is not None
-            x = self._mixer(normed, cache, window, accepted, x)
-        return self._mlp(self.module.post_attention_layernorm(x), x)
+            assert isinstance(view, RecurrentView)
+            x = self._mixer(normed, view, x)
+        return self._mlp(self._module.post_attention_layernorm(x), x)
 
 
 class MLP:
     """An MLP, dense or a mixture of experts."""
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
-        self._module = copied(module)
+        self._module = module
         self._opened = None
         if type(module) is Qwen3NextMLP:
             self._opened = kernels.fuse([module.gate_proj, module.up_proj], gated=True)
             self._down = kernels.product(module.down_proj)
-        else:
-            for part in self._module.modules():
-                serve_products(part, kernels)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it runs without the module's own forward."""
+        return self._opened is not None
 
     def __call__(self, x: mx.array, added: mx.array) -> mx.array:
         """``[S, W, hidden]`` in and out, added to the residual stream ``added``."""
@@ -84,11 +104,9 @@ class Attention:
         self._into = kernels.joined([module.q_proj, module.k_proj, module.v_proj])
         self._out = kernels.product(module.o_proj)
 
-    def __call__(
-        self, x: mx.array, cache: AttentionCache, window: Window, added: mx.array
-    ) -> mx.array:
+    def __call__(self, x: mx.array, view: LayerView, added: mx.array) -> mx.array:
         """``[S, W, hidden]`` in and out, added to the residual stream ``added``."""
-        module, heads = self._module, self._heads
+        module, heads, cache, window = self._module, self._heads, view.cache, view.window
         slots, width, _ = x.shape
         projected = self._into(x)
         queries = cache.prepare(projected, heads, window)
@@ -107,20 +125,13 @@ class DeltaNet:
         self._inputs = kernels.net(module)
         self._out = kernels.product(module.out_proj)
 
-    def __call__(
-        self,
-        x: mx.array,
-        cache: RecurrentCache,
-        window: Window,
-        accepted: mx.array,
-        added: mx.array,
-    ) -> mx.array:
+    def __call__(self, x: mx.array, view: RecurrentView, added: mx.array) -> mx.array:
         """Run one window, ``[S, W, hidden]`` in and out, added to the residual stream ``added``."""
         projected = self._inputs.project(x)
-        if window.lengths is None:
-            out = self._step(projected, cache, accepted)
+        if view.window.lengths is None:
+            out = self._step(projected, view.cache, view.accepted)
         else:
-            out = self._read(projected, cache, window.lengths)
+            out = self._read(projected, view.cache, view.window.lengths)
         return self._out(self._inputs.gated(out, projected), added)
 
     def _step(self, projected: Projected, cache: RecurrentCache, accepted: mx.array) -> mx.array:

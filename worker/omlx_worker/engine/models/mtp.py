@@ -64,11 +64,6 @@ class MTPHead(nn.Module):
         self.layers = [layer(args, getattr(args, "full_attention_interval", after_all) - 1)]
         self.norm = nn.RMSNorm(size, eps=eps)
 
-    def inputs(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
-        """The input of ``fc``, ``[B, T, 2 * hidden]``, from both inputs of `__call__`."""
-        normed = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
-        return mx.concatenate(normed, axis=-1)
-
     def __call__(self, embeddings: mx.array, hidden: mx.array, caches: Sequence[Any]) -> mx.array:
         """Predict two tokens ahead.
 
@@ -82,7 +77,8 @@ class MTPHead(nn.Module):
             ``[B, T, hidden]``, normed: what the output projection scores, and what takes the
             place of ``hidden`` one draft deeper.
         """
-        x = self.fc(self.inputs(embeddings, hidden))
+        inputs = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
+        x = self.fc(mx.concatenate(inputs, axis=-1))
         for layer, cache in zip(self.layers, caches, strict=True):
             mask = create_attention_mask(x, cache, return_array=True)
             x = layer(x, mask=mask, cache=cache)

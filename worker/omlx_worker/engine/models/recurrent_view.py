@@ -21,6 +21,7 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import ArraysCache
 
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
+from omlx_worker.engine.kernels.window import Window
 
 Layer = Callable[[Sequence[mx.array], ArraysCache], Any]
 """A module's forward from its inputs ``[S, T, ...]`` to outputs ``[S, T, ...]``."""
@@ -30,15 +31,14 @@ class RecurrentView:
     """One layer's cache, for one window.
 
     Args:
-        accepted: ``[S]`` int32, drafts accepted of each row's last window; None for a window of
-            prompts, all of whose tokens are committed.
+        accepted: ``[S]`` int32, drafts accepted of each row's last window; of no use to a window
+            of prompts, all of whose tokens are committed.
     """
 
-    def __init__(self, cache: RecurrentCache, accepted: mx.array | None) -> None:
-        self._cache = cache
-        self._accepted = accepted
+    def __init__(self, cache: RecurrentCache, window: Window, accepted: mx.array) -> None:
+        self.cache, self.window, self.accepted = cache, window, accepted
         self._past = iter(cache.kept)
-        cache.kept = []
+        self._kept: list[mx.array] = []
 
     def make_mask(self, N: int) -> None:
         """Every token of a window is one of its row."""
@@ -53,14 +53,14 @@ class RecurrentView:
         Args:
             inputs: ``[S, W, ...]`` each.
         """
-        cache, width = self._cache, inputs[0].shape[1]
-        if self._accepted is None:
+        cache, width = self.cache, inputs[0].shape[1]
+        if self.window.lengths is not None:
             out, cache.states = _run(layer, inputs, 0, width, cache.states)
             return out
         past = list(islice(self._past, len(inputs)))
         for token in range(1, past[0].shape[1] if past else 1):
             _, after = _run(layer, past, token, token + 1, cache.states)
-            replayed = token <= self._accepted
+            replayed = token <= self.accepted
             cache.states = [
                 mx.where(replayed.reshape(-1, *[1] * (new.ndim - 1)), new, old)
                 for new, old in zip(after, cache.states, strict=True)
@@ -69,7 +69,8 @@ class RecurrentView:
         if width > 1:
             rest, _ = _run(layer, inputs, 1, width, cache.states)
             out = tree_map(lambda *parts: mx.concatenate(parts, axis=1), out, rest)
-        cache.kept += inputs
+        self._kept += inputs
+        cache.kept = self._kept
         return out
 
 
