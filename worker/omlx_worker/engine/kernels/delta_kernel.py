@@ -4,14 +4,9 @@ A few lanes of a warp hold one row of a head's state, ``Dk`` numbers, in registe
 the accepted positions of the last window, run this one, and write the state where it is
 committed: after the first position of a decoding window, after the last of a prompt's.
 
-On CUDA a decoding window overwrites the state it was given, although MLX does not know it. A new
-state for every step would mean three of them at the peak, because one step is dispatched ahead, and
-states are most of the memory of short rows. It is safe: no two lanes touch the same numbers, and a
-step needs the tokens of the step before it, so no step reads a state that another one writes. Code
-outside the step first waits for it, in `omlx_worker.engine.ragged.batch`.
-
-On Metal a window makes a new state: MLX allocates every output of a kernel, takes over no input's
-memory, and orders kernels by the outputs that it knows. Admission counts the three.
+A window makes a new state: MLX allocates every output of a kernel, takes over no input's memory,
+and orders kernels by the outputs that it knows. One step is dispatched ahead, so there are three
+states at the peak, which admission counts.
 
 CUDA and Metal have the same body; it has NOT been run on Metal.
 """
@@ -43,10 +38,6 @@ MULTIPLES = (4 * LANES, 32 // LANES)
 _REPLAYS = """
   const int kept_width = kept_keys_shape[1];
   const int replays = accepted[slot];
-"""
-
-_IN_PLACE = """
-  float* const committed = const_cast<float*>(state);
 """
 
 _PICK = """
@@ -131,11 +122,9 @@ _BODY = """
 
 
 @cache
-def body(*, replays: bool, in_place: bool = False) -> str:
+def body(*, replays: bool) -> str:
     """The source for one lane, with or without positions to replay."""
-    code = (_IN_PLACE if in_place else "") + _BODY.replace(
-        "REPLAYS", _REPLAYS if replays else "constexpr int replays = 0;"
-    )
+    code = _BODY.replace("REPLAYS", _REPLAYS if replays else "constexpr int replays = 0;")
     return code.replace("PICK", _PICK if replays else _PICK_WINDOW)
 
 
@@ -175,20 +164,15 @@ class DeltaKernel:
         (key_heads, dk), (heads, dv) = keys.shape[2:], values.shape[2:]
         if dk % MULTIPLES[0] or dv % MULTIPLES[1]:
             raise ValueError(f"it does not take key heads of {dk} and value heads of {dv}")
-        in_place = commit_first and self.platform == "cuda"
-        name = "delta_replay_and_run" if replays else "delta_run"
-        outputs = {"outputs": (values.shape, keys.dtype), "committed": (state.shape, mx.float32)}
-        if in_place:
-            del outputs["committed"]
         sizes = {"Dk": dk, "Dv": dv, "Hk": key_heads, "H": heads, "Lanes": LANES}
-        out, *committed = launch(
+        out, committed = launch(
             self.platform,
-            f"{name}_in_place" if in_place else name,
-            source(self.platform, body(replays=replays, in_place=in_place)),
+            "delta_replay_and_run" if replays else "delta_run",
+            source(self.platform, body(replays=replays)),
             given,
-            outputs,
+            {"outputs": (values.shape, keys.dtype), "committed": (state.shape, mx.float32)},
             {"T": keys.dtype, **sizes, "CommitFirst": commit_first},
             grid=(LANES, dv, state.shape[0] * heads),
             threadgroup=(LANES, math.gcd(dv, ROWS), 1),
         )
-        return out, committed[0] if committed else state
+        return out, committed

@@ -61,7 +61,7 @@ class DeltaRule(Protocol):
         Args:
             kept: the last window, padded or not; None if no draft of it can be accepted.
             accepted: ``[S]`` int32, positions after the first that are replayed.
-            state: ``[S, H, Dv, Dk]`` float32; `DeltaKernel` overwrites it on CUDA.
+            state: ``[S, H, Dv, Dk]`` float32.
 
         Returns:
             The window's outputs ``[S, W, H, Dv]``, and the state after its first position, which
