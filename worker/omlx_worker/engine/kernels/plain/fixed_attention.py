@@ -23,7 +23,7 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class FixedAttention(PlainAttention):
-    """The `Attention` of this module, over one body. It reads prompts as `PlainAttention` does."""
+    """The `Attention` of this module, for steps. All read prompts as `PlainAttention` does."""
 
     def attend(
         self,
@@ -39,10 +39,6 @@ class FixedAttention(PlainAttention):
         softcap: float = 0.0,
         rotary: mx.array | None = None,
     ) -> mx.array:
-        if window.lengths is not None:
-            options: dict[str, Any] = {"ring": ring, "sliding": sliding, "sinks": sinks}
-            options |= {"softcap": softcap, "rotary": rotary}
-            return super().attend(queries, bodies, tails, window, scale, **options)
         slots, query_heads, width, _ = queries.shape
         heads = tails[0].shape[1]
         group = query_heads // heads
