@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.models.embedder import Dense, normalize
 from omlx_worker.engine.models.embedder import Embedder as Embedder
+from omlx_worker.engine.models.embedder import normalize
 from omlx_worker.engine.rows.interface import ModelError
 
 MODULES = "modules.json"
@@ -22,7 +22,10 @@ MODULES = "modules.json"
 FAMILIES = ("qwen3", "gemma3_text")
 _OLD_MODE = "pooling_mode_"
 _MODES = {"lasttoken": False, "last": False, "mean": True, "mean_tokens": True}
-_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array] | None] = {"Identity": None, "Tanh": mx.tanh}
+_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "Identity": nn.Identity(),
+    "Tanh": mx.tanh,
+}
 
 
 def embeds(path: Path) -> bool:
@@ -77,9 +80,9 @@ def read_embedder(path: Path, config: Mapping[str, Any]) -> Embedder:
             if kind == "Normalize":
                 layers.append(normalize)
             elif kind == "Dense":
-                dense = _dense(path, path / module["path"])
-                size = dense.weight.shape[0]
-                layers.append(dense)
+                linear, activation = _dense(path, path / module["path"])
+                size = linear.weight.shape[0]
+                layers += [linear, activation]
             else:
                 raise _refused(path, f"it has the module {kind}", _REMEDY)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -114,11 +117,14 @@ def _averages(path: Path, config: Mapping[str, Any]) -> bool:
     return _MODES[named[0]]
 
 
-def _dense(path: Path, folder: Path) -> Dense:
+def _dense(path: Path, folder: Path) -> tuple[nn.Linear, Callable[[mx.array], mx.array]]:
+    """A linear layer in float32, and the activation of its sums."""
     config = _config(folder)
     activation = str(config.get("activation_function")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise _refused(path, f"its Dense has the activation {activation}", _REMEDY)
     weights: Any = mx.load(str(folder / "model.safetensors"))
-    bias = weights["linear.bias"].astype(mx.float32) if config.get("bias", True) else None
-    return Dense(weights["linear.weight"].astype(mx.float32), bias, _ACTIVATIONS[activation])
+    linear = nn.Linear(1, 1, bias=config.get("bias", True))
+    for name in linear.parameters():
+        linear[name] = weights[f"linear.{name}"].astype(mx.float32)
+    return linear, _ACTIVATIONS[activation]

@@ -12,26 +12,6 @@ import numpy as np
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer on vectors: ``[N, in]`` to ``[N, out]``, float32.
-
-    Attributes:
-        weight: ``[out, in]``.
-        bias: ``[out]``; None for none.
-        activation: of the sums; None for none.
-    """
-
-    weight: mx.array
-    bias: mx.array | None = None
-    activation: Callable[[mx.array], mx.array] | None = None
-
-    def __call__(self, x: mx.array) -> mx.array:
-        x = x @ self.weight.T
-        x = x if self.bias is None else x + self.bias
-        return self.activation(x) if self.activation else x
-
-
 def normalize(x: mx.array) -> mx.array:
     """Vectors ``[N, D]`` of length 1."""
     return x / mx.maximum(mx.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

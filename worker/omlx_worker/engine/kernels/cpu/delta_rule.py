@@ -14,13 +14,9 @@ from __future__ import annotations
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
-from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
 
 CHUNK = 16
 """Positions of a chunk: on two CPU cores 16 took half of what 64 did, and a seventh of the loop."""
-
-WORTHWHILE = 8
-"""Prompts of at most this many positions are as fast in mlx-lm's loop."""
 
 
 class ProductRule:
@@ -77,9 +73,43 @@ class ProductRule:
     def read(
         self, prompt: Inputs, log_decay: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
-        if prompt.keys.shape[1] <= WORTHWHILE:
-            return PlainRule().read(prompt, log_decay, state)
-        return _in_chunks(prompt, log_decay, state)
+        """Run a chunk of `CHUNK` positions at a time."""
+        width, heads = prompt.values.shape[1:3]
+        size = min(CHUNK, width)
+
+        def chunks(part: mx.array) -> mx.array:
+            """``[S, W, Hk or H, ...]`` to ``[S, H, chunks, size, ...]``, zeros at the end."""
+            padding = [(0, 0), (0, -width % size)] + [(0, 0)] * (part.ndim - 2)
+            laid = _by_head(mx.pad(part, padding), heads)
+            return laid.reshape(*laid.shape[:2], -1, size, *part.shape[3:])
+
+        # Padding neither decays nor changes the state: its log-decay and its beta are 0.
+        q, k, v = chunks(prompt.queries), chunks(prompt.keys), chunks(prompt.values)
+        beta = chunks(prompt.beta)[..., None]
+        decayed = mx.cumsum(chunks(log_decay), axis=-1)
+        between = decayed[..., :, None] - decayed[..., None, :]
+        lower = mx.tri(size, dtype=mx.bool_)
+        between = mx.exp(mx.where(lower, between, -mx.inf))
+        since_start = mx.exp(decayed)[..., None]
+        until_end = mx.exp(decayed[..., -1:] - decayed)[..., None]
+
+        overlap = mx.tril(beta * between * (k @ k.swapaxes(-1, -2)), -1)
+        solve = mx.linalg.tri_inv(overlap + mx.eye(size), stream=mx.cpu)
+        wanted = solve @ (beta * v)
+        recalling = solve @ (beta * since_start * k)
+        within = between * (q @ k.swapaxes(-1, -2))
+        reading = q * since_start
+        writing = (k * until_end).swapaxes(-1, -2)
+        kept = since_start[..., -1:, :]
+
+        outs = []
+        held = state.swapaxes(-1, -2)
+        for chunk in range(q.shape[2]):
+            changes = wanted[:, :, chunk] - recalling[:, :, chunk] @ held
+            outs.append(reading[:, :, chunk] @ held + within[:, :, chunk] @ changes)
+            held = kept[:, :, chunk] * held + writing[:, :, chunk] @ changes
+        out = mx.concatenate(outs, axis=2)[:, :, :width].swapaxes(1, 2)
+        return out.astype(prompt.queries.dtype), held.swapaxes(-1, -2)
 
 
 def _by_head(part: mx.array, heads: int) -> mx.array:
@@ -87,43 +117,3 @@ def _by_head(part: mx.array, heads: int) -> mx.array:
     if part.shape[2] != heads:
         part = mx.repeat(part, heads // part.shape[2], axis=2)
     return part.swapaxes(1, 2).astype(mx.float32)
-
-
-def _in_chunks(prompt: Inputs, log_decay: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-    """`ProductRule.read`, a chunk at a time."""
-    width, heads = prompt.values.shape[1:3]
-    size = min(CHUNK, width)
-
-    def chunks(part: mx.array) -> mx.array:
-        """``[S, W, Hk or H, ...]`` to ``[S, H, chunks, size, ...]``, zeros at the end."""
-        padding = [(0, 0), (0, -width % size)] + [(0, 0)] * (part.ndim - 2)
-        laid = _by_head(mx.pad(part, padding), heads)
-        return laid.reshape(*laid.shape[:2], -1, size, *part.shape[3:])
-
-    # Padding neither decays nor changes the state: its log-decay and its beta are 0.
-    q, k, v = chunks(prompt.queries), chunks(prompt.keys), chunks(prompt.values)
-    beta = chunks(prompt.beta)[..., None]
-    decayed = mx.cumsum(chunks(log_decay), axis=-1)
-    between = decayed[..., :, None] - decayed[..., None, :]
-    lower = mx.tri(size, dtype=mx.bool_)
-    between = mx.exp(mx.where(lower, between, -mx.inf))
-    since_start = mx.exp(decayed)[..., None]
-    until_end = mx.exp(decayed[..., -1:] - decayed)[..., None]
-
-    overlap = mx.tril(beta * between * (k @ k.swapaxes(-1, -2)), -1)
-    solve = mx.linalg.tri_inv(overlap + mx.eye(size), stream=mx.cpu)
-    wanted = solve @ (beta * v)
-    recalling = solve @ (beta * since_start * k)
-    within = between * (q @ k.swapaxes(-1, -2))
-    reading = q * since_start
-    writing = (k * until_end).swapaxes(-1, -2)
-    kept = since_start[..., -1:, :]
-
-    outs = []
-    held = state.swapaxes(-1, -2)
-    for chunk in range(q.shape[2]):
-        changes = wanted[:, :, chunk] - recalling[:, :, chunk] @ held
-        outs.append(reading[:, :, chunk] @ held + within[:, :, chunk] @ changes)
-        held = kept[:, :, chunk] * held + writing[:, :, chunk] @ changes
-    out = mx.concatenate(outs, axis=2)[:, :, :width].swapaxes(1, 2)
-    return out.astype(prompt.queries.dtype), held.swapaxes(-1, -2)
