@@ -33,6 +33,7 @@ workers_key = Key("omlx:workers:<alias>", "hash")
 rates_key = Key("omlx:rates:<alias>", "stream")
 PAUSED_KEY = Key("omlx:paused", "set")
 wake_channel = Key("omlx:wake:<alias>", "channel")
+load_key = Key("omlx:load:<alias>", "text")
 lead_key = Key("omlx:lead:<queue>", "text")
 claim_key = Key("omlx:claim:<worker>", "list")
 

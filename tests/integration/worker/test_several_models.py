@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -13,8 +16,9 @@ from rq.job import Job
 from omlx_producer.client import workers
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import read_workers
-from omlx_producer.figures import read_figures
+from omlx_producer.figures import ModelFigures, read_figures
 from omlx_producer.wire import MODELS_KEY
+from omlx_producer.wire.keys import PAUSED_KEY
 from omlx_worker.control import served
 from omlx_worker.control import worker as worker_module
 from omlx_worker.engine.rows.interface import ModelError
@@ -234,6 +238,34 @@ def test_jobs_that_a_dead_worker_left_for_a_model_that_is_not_loaded_are_put_bac
         wait_for(lambda: is_over(job))
     assert status(job) == "finished"
     assert loads.made == ["a", "b"]
+
+
+def test_of_two_idle_workers_that_look_together_one_loads_each_model(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Loads(), Loads()
+    together, read = Barrier(2, timeout=20), read_figures
+
+    def read_together(*given: Any) -> list[ModelFigures]:
+        found = read(*given)
+        if not any(each.paused for each in found):
+            with suppress(BrokenBarrierError):
+                together.wait()
+                together.abort()
+        return found
+
+    with (
+        turning_worker(redis_url, "abc", first) as one,
+        turning_worker(redis_url, "abc", second) as other,
+    ):
+        wait_for(lambda: one.loaded.admission and other.loaded.admission)
+        connection.sadd(PAUSED_KEY, "b", "c")
+        jobs = [enqueue_for(connection, model, max_completion_tokens=20) for model in "bc"]
+        monkeypatch.setattr(served, "read_figures", read_together)
+        connection.delete(PAUSED_KEY)
+        wait_for(lambda: all(map(is_over, jobs)))
+        assert together.broken
+    assert sorted(first.made[1:] + second.made[1:]) == ["b", "c"]
 
 
 def test_an_idle_worker_leaves_jobs_to_a_worker_that_has_their_model(

@@ -7,8 +7,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from redis import Redis
+from redis.utils import str_if_bytes
 
 from omlx_producer.client.workers import (
     LOADING,
@@ -18,12 +20,16 @@ from omlx_producer.client.workers import (
     write_figures,
 )
 from omlx_producer.wire import ModelInfo
+from omlx_producer.wire.keys import load_key
 from omlx_worker.control.loaded import LoadedModel
 from omlx_worker.control.status import WRITE_SECONDS, StatusBoard, announce, sign_off
 from omlx_worker.decode.counters import Counters
 from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.settings import WorkerSettings
+
+# Longer than a model takes to give way, and the figures to be written.
+CLAIM_SECONDS = 10
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -82,6 +88,13 @@ class ModelBoards:
         """A model is loaded in place of the one on the board."""
         self.board = None
         self._written_at = float("-inf")
+
+    def claims(self, alias: str) -> bool:
+        """Whether this worker is the first to announce that it loads a model; its figures say so
+        later."""
+        key = load_key(alias)
+        first: Any = self._connection.set(key, self._name, nx=True, ex=CLAIM_SECONDS, get=True)
+        return first is None or str_if_bytes(first) == self._name
 
     def serves(self, loaded: LoadedModel) -> None:
         """A model is loaded."""

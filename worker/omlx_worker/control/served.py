@@ -166,11 +166,15 @@ class ServedModels:
             for level, queue in model.queues.items()
             if queue.waiting and not model.paused
         ]
-        target = self._turns.next(
-            [each for each in waiting if each[0] != current],
-            {alias for alias, model in models.items() if self._is_loaded_elsewhere(model)},
-            busy=busy or any(alias == current for alias, _ in waiting),
-        )
+        others = [each for each in waiting if each[0] != current]
+        elsewhere = {alias for alias, model in models.items() if self._is_loaded_elsewhere(model)}
+        busy = busy or any(alias == current for alias, _ in waiting)
+        while (
+            (target := self._turns.next(others, elsewhere, busy=busy))
+            and target not in elsewhere
+            and not self._boards.claims(target)
+        ):
+            elsewhere.add(target)
         return loaded.alias if target is None and not self._begun else target
 
     def _is_loaded_elsewhere(self, model: ModelFigures) -> bool:
