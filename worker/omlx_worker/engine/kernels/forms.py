@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
 from omlx_worker.engine.kernels.attention import Attention
@@ -38,24 +39,28 @@ class Kernels:
 
     def fuse(self, layers: Sequence[Any], *, gated: bool = False) -> Product | None:
         """One product of layers that share an input; None if they are of several kinds."""
-        whole = side_by_side(layers)
-        return None if whole is None else self.product(whole, gated=gated)
+        first, *others = side_by_side(layers)
+        return None if others else self.product(first, gated=gated)
 
     def joined(self, layers: Sequence[Any]) -> Product:
-        """The outputs of layers that share an input, concatenated; one product if they can be."""
+        """The outputs of layers that share an input, concatenated; neighbours of one kind are one
+        product."""
+        products = [self.product(layer) for layer in side_by_side(layers)]
 
         def run(x: mx.array, added: None = None) -> mx.array:  # noqa: ARG001
-            return mx.concatenate([layer(x) for layer in layers], axis=-1)
+            return mx.concatenate([each(x) for each in products], axis=-1)
 
-        return self.fuse(layers) or run
+        return run if len(products) > 1 else products[0]
 
     def net(self, module: Any) -> NetOperations:
         """What mlx-lm's gated delta net computes, but for its rule and its output projection."""
-        fused = None
         if type(module) is GatedDeltaNet:
             own = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
-            fused = self.fuse(own)
-        return NetOperations(module) if fused is None else self.between(module, fused)
+            weights = [weight for _, weight in tree_flatten([x.parameters() for x in own])]
+            # One array would have the widest type of all its parts.
+            if len({x.dtype for x in weights if mx.issubdtype(x.dtype, mx.floating)}) == 1:
+                return self.between(module, self.joined(own))
+        return NetOperations(module)
 
 
 def plain_forms(*, fixed: bool) -> Kernels:

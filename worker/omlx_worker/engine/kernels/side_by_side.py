@@ -22,23 +22,32 @@ class _Whole:
     weights: list[mx.array]
 
 
-def side_by_side(layers: Sequence[Any]) -> nn.Module | None:
-    """One layer whose output is theirs, concatenated; None if they are of several kinds.
+def side_by_side(layers: Sequence[Any]) -> list[Any]:
+    """Layers whose outputs, concatenated, are those of ``layers``: neighbours of one kind are one.
 
     Concatenating packed weights is exact, so quantised layers are one too.
 
-    The layers' own weights become views of its weights, so nothing is held twice. A network that
-    is wrapped again gets the same layer.
+    The layers' own weights become views of the larger layer's weights, so nothing is held twice. A
+    network that is wrapped again gets the same layers.
     """
+    kinds = (list(alike) for _, alike in itertools.groupby(layers, _kind))
+    return [_one(alike) if len(alike) > 1 else alike[0] for alike in kinds]
+
+
+def _kind(layer: Any) -> tuple[Any, ...]:
+    """What layers have in common whose weights can be concatenated."""
+    if type(layer) not in (nn.Linear, nn.QuantizedLinear):
+        return (id(layer),)
+    packing = (getattr(layer, name, None) for name in _PACKING)
+    return type(layer), *packing, *((name, part.dtype) for name, part in layer.items())
+
+
+def _one(layers: Sequence[Any]) -> nn.Module:
     first = layers[0]
-    kinds = {(type(x), *(getattr(x, name, None) for name in _PACKING), "bias" in x) for x in layers}
-    if len(kinds) > 1 or type(first) not in (nn.Linear, nn.QuantizedLinear):
-        return None
     known = getattr(first, "_whole", None)
-    if known is not None and all(
-        was is layer.weight for was, layer in zip(known.weights, layers, strict=True)
-    ):
-        return known.layer
+    if known is not None and list(map(id, known.weights)) == [id(x.weight) for x in layers]:
+        whole: nn.Module = known.layer
+        return whole
     whole = nn.Module.__new__(type(first))
     nn.Module.__init__(whole)
     for name in _PACKING:

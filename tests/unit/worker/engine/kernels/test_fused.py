@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from omlx_worker.engine.kernels import forms
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.products import Product, product
 from omlx_worker.engine.kernels.side_by_side import side_by_side
 from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.self_check import difference
 from omlx_worker.engine.models.served_layers import run_together
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.checkpoints import write_qwen
@@ -31,6 +34,16 @@ def layers(*sizes: int, bits: int | None = None, bias: bool = False) -> list[nn.
     return made
 
 
+def mixed_bits(network: nn.Module, wide: str) -> None:
+    """Quantise to 4 bits, and to 6 what has ``wide`` in its name."""
+
+    def bits(path: str, part: Any) -> dict[str, int] | bool:
+        fits = hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
+        return fits and {"group_size": 32, "bits": 6 if wide in path else 4}
+
+    nn.quantize(network, class_predicate=bits)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("bits", [None, 4])
 def test_layers_side_by_side_put_out_what_they_do_apart(bits: int | None, bias: bool) -> None:
@@ -39,9 +52,8 @@ def test_layers_side_by_side_put_out_what_they_do_apart(bits: int | None, bias: 
     before = [layer(x) for layer in apart]
     mx.eval(before)
 
-    whole = side_by_side(apart)
+    (whole,) = side_by_side(apart)
 
-    assert whole is not None
     assert mx.allclose(whole(x), mx.concatenate(before, axis=-1), 1e-5, 1e-5).item()
     assert all(
         mx.allclose(layer(x), out, 1e-5, 1e-5).item()
@@ -50,22 +62,47 @@ def test_layers_side_by_side_put_out_what_they_do_apart(bits: int | None, bias: 
 
 
 def test_layers_of_many_kinds_are_left_apart() -> None:
-    assert side_by_side([*layers(8, bias=True), *layers(8)]) is None
-    assert side_by_side([*layers(8), *layers(8, bits=4)]) is None
-    assert side_by_side([*layers(8, bits=8), *layers(8, bits=4)]) is None
-    packed = [
+    halves = layers(8)
+    halves[0].set_dtype(mx.float16)
+    modes = [
         nn.QuantizedLinear.from_linear(*layers(8), 32, 4, mode) for mode in ("affine", "mxfp4")
     ]
-    assert side_by_side(packed) is None
+    for pair in (
+        [*layers(8, bias=True), *layers(8)],
+        [*layers(8), *layers(8, bits=4)],
+        [*layers(8, bits=8), *layers(8, bits=4)],
+        [*halves, *layers(8)],
+        modes,
+    ):
+        assert list(map(id, side_by_side(pair))) == list(map(id, pair))
+
+
+@pytest.mark.parametrize("kinds", [(4, 4, 6), (6, 4, 4), (4, 8, 8, None, None), (4, 6, 4)])
+def test_neighbours_of_one_kind_are_one_product_between_others(
+    kinds: tuple[int | None, ...],
+) -> None:
+    apart = [layer for bits in kinds for layer in layers(32, bits=bits)]
+    x, made = mx.random.normal((3, 64)), list[Any]()
+    before = mx.concatenate([layer(x) for layer in apart], axis=-1)
+    mx.eval(before)
+
+    def counted(layer: Any) -> Product:
+        made.append(layer)
+        return product(layer)
+
+    out = Kernels(product=counted).joined(apart)(x)
+
+    assert mx.allclose(out, before, 1e-5, 1e-5).item()
+    assert len(made) == len(list(itertools.groupby(kinds)))
 
 
 def test_weights_are_held_once_also_when_put_side_by_side_again() -> None:
     apart = layers(4096, 4096)
-    whole = side_by_side(apart)
+    (whole,) = side_by_side(apart)
     mx.clear_cache()
     once = mx.get_active_memory()
 
-    assert side_by_side(apart) is whole
+    assert side_by_side(apart)[0] is whole
 
     assert mx.get_active_memory() == once
     assert sum(w.nbytes for _, w in tree_flatten(apart[0].parameters())) == 4096 * 64 * 4
@@ -78,9 +115,8 @@ def test_weights_that_were_changed_are_put_side_by_side_anew() -> None:
         layer.weight = 2 * layer.weight
     x = mx.random.normal((1, 64))
 
-    whole = side_by_side(apart)
+    (whole,) = side_by_side(apart)
 
-    assert whole is not None
     assert mx.allclose(whole(x), mx.concatenate([layer(x) for layer in apart], axis=-1)).item()
 
 
@@ -121,7 +157,7 @@ def test_layers_that_run_together_are_one_product() -> None:
 
 def test_a_model_that_is_served_keeps_its_own_layers_and_shares_its_weights() -> None:
     network = tiny("llama")
-    nn.quantize(network, group_size=32, bits=4)
+    mixed_bits(network, "v_proj")
     own = [type(part) for part in network.modules()]
     weights = sum(weight.nbytes for _, weight in tree_flatten(network.parameters()))
     mx.eval(network.parameters())
@@ -135,6 +171,24 @@ def test_a_model_that_is_served_keeps_its_own_layers_and_shares_its_weights() ->
     assert [type(part) for part in network.modules()] == own
 
 
+@pytest.mark.parametrize("wide", ["v_proj", "up_proj", "in_proj_z", "in_proj_b"])
+def test_a_model_of_mixed_bits_scores_as_its_plain_forward_does(tmp_path: Path, wide: str) -> None:
+    network = Loaded.at(write_qwen(tmp_path)).network
+    mixed_bits(network, wide)
+
+    assert difference(network, as_ragged(network, checks=False)) < 1e-5
+
+
+def test_a_net_whose_projections_have_several_types_keeps_the_type_of_each(tmp_path: Path) -> None:
+    network = Loaded.at(write_qwen(tmp_path)).network
+    net = network.layers[0].linear_attn
+    net.in_proj_a.set_dtype(mx.float16)
+
+    projected = Kernels().net(net).project(mx.zeros((1, 1, 64), mx.float16))
+
+    assert [part.dtype for part in projected] == [*[mx.float32] * 2, mx.float16, mx.float32]
+
+
 @on_cpu
 def test_fused_layers_decode_what_mlx_lm_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,13 +197,12 @@ def test_fused_layers_decode_what_mlx_lm_does(
     rows = [row("a", [1, 2, 3, 4, 5], 24), row("b", list(range(40)), 24)]
     wanted = {r.row_id: loaded.greedy(r.prompt, 24) for r in rows}
     fused: list[int] = []
-    fuse = Kernels.fuse
 
-    def counted(kernels: Kernels, layers: Sequence[Any], *, gated: bool = False) -> Product | None:
+    def counted(layers: Sequence[Any]) -> list[Any]:
         fused.append(len(layers))
-        return fuse(kernels, layers, gated=gated)
+        return side_by_side(layers)
 
-    monkeypatch.setattr(Kernels, "fuse", counted)
+    monkeypatch.setattr(forms, "side_by_side", counted)
 
     model = as_ragged(loaded.network)
 
