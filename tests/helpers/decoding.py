@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,21 @@ def small_classes() -> AbstractContextManager[Any]:
 
 def row(name: str, prompt: Sequence[int], tokens: int, sampling: Sampling = GREEDY) -> Row:
     return Row(row_id=name, prompt=list(prompt), max_tokens=tokens, sampling=sampling)
+
+
+def drafted(
+    loaded: Loaded, decoder: RaggedDecoder, prompts: Mapping[str, list[int]], *, steps: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """The text so far and the drafts that go on from it, of each row after each of some steps."""
+    for name, prompt in prompts.items():
+        decoder.add(row(name, prompt, 50))
+        decoder.prefill({name: len(prompt)})
+    for _ in range(steps):
+        decoder.step()
+        cursors, drafts = decoder.state["cursors"].tolist(), decoder.state["drafts"].tolist()
+        for name, prompt in prompts.items():
+            slot = decoder.rows[name].slot
+            yield (prompt + loaded.greedy(prompt, 50))[: cursors[slot] + 1], drafts[slot]
 
 
 def run(

@@ -15,7 +15,7 @@ from omlx_worker.engine.loading.conversion import Conversion
 from omlx_worker.engine.loading.graft import Graft
 from omlx_worker.engine.loading.loader import load, load_engine
 from tests.helpers.checkpoints import convert_without_head, write_glm
-from tests.helpers.decoding import Loaded, row, run
+from tests.helpers.decoding import Loaded, drafted, row, run
 
 pytestmark = pytest.mark.usefixtures("small_buckets")
 
@@ -49,18 +49,8 @@ def drafts_of(glm: Loaded, history: list[int], depth: int) -> list[int]:
 
 def test_its_drafts_are_those_of_mlx_lms_own_layers_in_every_step(glm: Loaded) -> None:
     prompts = {"x": prompt(5), "y": prompt(TAIL + 3)}
-    decoder = glm.decoder(2)
-    for name, tokens in prompts.items():
-        decoder.add(row(name, tokens, 40))
-        decoder.prefill({name: len(tokens)})
-
-    for _ in range(8):
-        decoder.step()
-        cursors, drafts = decoder.state["cursors"].tolist(), decoder.state["drafts"].tolist()
-        for name, tokens in prompts.items():
-            slot = decoder.rows[name].slot
-            history = (tokens + glm.greedy(tokens, 30))[: cursors[slot] + 1]
-            assert drafts[slot] == drafts_of(glm, history, 2), (name, len(history))
+    for history, drafts in drafted(glm, glm.decoder(2), prompts, steps=8):
+        assert drafts == drafts_of(glm, history, 2), len(history)
 
 
 @pytest.mark.parametrize(

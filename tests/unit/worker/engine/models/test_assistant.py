@@ -19,7 +19,7 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.checkpoints import write_assistant, write_family, write_llama
-from tests.helpers.decoding import Loaded, row, run
+from tests.helpers.decoding import Loaded, drafted, row, run
 from tests.helpers.families import SLIDING
 
 pytestmark = pytest.mark.usefixtures("small_buckets")
@@ -102,18 +102,8 @@ def test_its_drafts_are_those_of_a_plain_forward_in_every_step(
 ) -> None:
     net = loaded(gemma, tmp_path, bits, **config)
     prompts = {"x": prompt(5), "y": prompt(2 * SLIDING), "z": prompt(TAIL + 3)}
-    decoder = batch(gemma, net, 3)
-    for name, tokens in prompts.items():
-        decoder.add(row(name, tokens, 50))
-        decoder.prefill({name: len(tokens)})
-
-    for _ in range(10):
-        decoder.step()
-        cursors, drafts = decoder.state["cursors"].tolist(), decoder.state["drafts"].tolist()
-        for name, tokens in prompts.items():
-            slot = decoder.rows[name].slot
-            history = (tokens + gemma.greedy(tokens, 50))[: cursors[slot] + 1]
-            assert drafts[slot] == drafts_of(gemma, net, history, 3), (name, len(history))
+    for history, drafts in drafted(gemma, batch(gemma, net, 3), prompts, steps=10):
+        assert drafts == drafts_of(gemma, net, history, 3), len(history)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.cache_driver import Driver
-from tests.helpers.decoding import Loaded, row
+from tests.helpers.decoding import Loaded, drafted, row
 
 
 @pytest.mark.slow
@@ -76,17 +76,8 @@ def drafts_of_mlx_lm(loaded: Loaded, history: list[int], depth: int) -> list[int
 
 def test_each_draft_reads_the_one_before_it_at_the_next_position(qwen: Loaded) -> None:
     prompts = {"x": [1, 2, 3, 4, 5], "y": list(range(30, 60))}
-    decoder = qwen.decoder(3)
-    for name, prompt in prompts.items():
-        decoder.add(row(name, prompt, 40))
-        decoder.prefill({name: len(prompt)})
-    for _ in range(4):
-        decoder.step()
-        cursors, drafts = decoder.state["cursors"].tolist(), decoder.state["drafts"].tolist()
-        for name, prompt in prompts.items():
-            slot = decoder.rows[name].slot
-            history = (prompt + qwen.greedy(prompt, 40))[: cursors[slot] + 1]
-            assert drafts[slot] == drafts_of_mlx_lm(qwen, history, 3), (name, len(history))
+    for history, drafts in drafted(qwen, qwen.decoder(3), prompts, steps=4):
+        assert drafts == drafts_of_mlx_lm(qwen, history, 3), len(history)
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="products are counted on the CPU")
