@@ -21,14 +21,16 @@ class TableModel:
     vocabulary = VOCABULARY
     dtype = mx.float32
     weight_bytes = 0
-    drafts = advances = pads = True
+    drafts = pads = True
     embedder = None
+    layers: Sequence[Any] = ()
     slow_parts: Sequence[str] = ()
 
     def __init__(self, closeness: float) -> None:
         noise = mx.random.normal((2, VOCABULARY, VOCABULARY), key=mx.random.key(7))
         self.target = 1.5 * noise[0]
         self.head = closeness * self.target + (1 - closeness) * 1.5 * noise[1]
+        self.drafter: Any = _TableHead(self)
 
     def new_prompt_cache(self) -> list[Any]:
         return []
@@ -39,11 +41,24 @@ class TableModel:
     def forward(self, tokens: mx.array, *_: Any) -> mx.array:
         return tokens[..., None]
 
-    def draft(self, tokens: mx.array, hidden: mx.array, *_: Any) -> mx.array:
-        return tokens[:, -hidden.shape[1] :, None]
+    def draft(self, *window: Any) -> mx.array:
+        drafted: mx.array = self.drafter.draft(*window)
+        return drafted
 
     def logits(self, hidden: mx.array) -> mx.array:
         return self.target[hidden[..., 0]]
 
-    def draft_logits(self, hidden: mx.array) -> mx.array:
-        return self.head[hidden[..., 0]]
+
+class _TableHead:
+    """A `Drafter` by the table of a model's head."""
+
+    advances = True
+
+    def __init__(self, model: TableModel) -> None:
+        self._model = model
+
+    def draft(self, tokens: mx.array, hidden: mx.array, *_: Any) -> mx.array:
+        return tokens[:, -hidden.shape[1] :, None]
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self._model.head[hidden[..., 0]]

@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.caches.recurrent_cache import widened
-from omlx_worker.engine.models.draft_model import WithDraftModel
+from omlx_worker.engine.models.draft_model import DraftModel
 from omlx_worker.engine.ragged import lookups, speculation
 from omlx_worker.engine.ragged.sampling import Distribution
 from omlx_worker.engine.ragged.speculation import Drafts
@@ -49,10 +49,10 @@ def test_they_do_so_where_a_draft_model_drafts(rule: str) -> None:
     model, other = TableModel(closeness=0.6), TableModel(closeness=0.6)
     # The draft model's own scores, of all tokens but the last.
     other.target, other.vocabulary = other.head[:, :-1], VOCABULARY - 1
-    both: Any = WithDraftModel(model, other)  # type: ignore[arg-type]
+    model.drafter = DraftModel(other, VOCABULARY)  # type: ignore[arg-type]
     sampling = Sampling(temperature=0.9, ratio=rule == "ratio")
 
-    counted = draw_pairs(both, sampling, depths=[2], rounds=1)
+    counted = draw_pairs(model, sampling, depths=[2], rounds=1)
 
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
 

@@ -21,7 +21,7 @@ from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.loading.families import as_ragged
-from omlx_worker.engine.models.any_family import Unsupported
+from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
 from omlx_worker.engine.rows.row import Emission, Row, RowStep, Sampling
 

@@ -14,16 +14,15 @@ from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.loading.checkpoint import base_model
 from omlx_worker.engine.loading.families import as_ragged
-from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.assistant import (
     FAMILIES,
     Assistant,
     AssistantArgs,
-    WithAssistant,
+    AssistantDrafter,
     has_assistants,
 )
-from omlx_worker.engine.models.draft_model import WithDraftModel
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.draft_model import DraftModel
+from omlx_worker.engine.models.ragged_model import Drafter, Unsupported
 from omlx_worker.engine.rows.interface import ModelError
 
 DRAFT_MODEL = "--draft-model"
@@ -72,13 +71,13 @@ def load_assistant(path: Path) -> Assistant:
     return assistant
 
 
-def with_drafter(
-    ragged: RaggedModel, network: nn.Module, draft: nn.Module, contest: Contest | None = None
-) -> RaggedModel:
-    """A model for which another network drafts.
+def drafter_of(
+    draft: nn.Module, network: nn.Module, vocabulary: int, contest: Contest | None = None
+) -> Drafter:
+    """What drafts for a model by another network.
 
     Args:
-        ragged: the ragged form of ``network``.
+        network: of the model, which has a ``vocabulary`` of this size.
         contest: see `as_ragged`.
 
     Raises:
@@ -87,10 +86,10 @@ def with_drafter(
     if isinstance(draft, Assistant):
         reason: object = draft.misfit(network)
         if reason is None:
-            return WithAssistant(ragged, network, draft, for_device(contest or HERE))
+            return AssistantDrafter(network, draft, for_device(contest or HERE))
     else:
         try:
-            return WithDraftModel(ragged, as_ragged(draft, drafts=False, contest=contest))
+            return DraftModel(as_ragged(draft, drafts=False, contest=contest), vocabulary)
         except Unsupported as unsupported:
             reason = unsupported
     raise ModelError(f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another")

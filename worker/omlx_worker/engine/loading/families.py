@@ -8,7 +8,6 @@ from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.self_check import check
-from omlx_worker.engine.models.any_family import AnyFamily
 from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.ragged_model import RaggedModel
 
@@ -36,7 +35,7 @@ def as_ragged(
         Unsupported: if it has none, or the two disagree.
     """
     kernels = kernels or for_device(contest or HERE)
-    ragged = AnyFamily(network, kernels, drafts=drafts)
+    ragged = RaggedModel(network, kernels, drafts=drafts)
     if checks:
         check(network, ragged)
     ragged.embedder = embedder

@@ -25,18 +25,17 @@ from omlx_worker.engine.loading.checkpoint import resolve
 from omlx_worker.engine.loading.drafters import (
     DRAFT_MODEL,
     assistant_hint,
+    drafter_of,
     is_assistant,
     load_assistant,
-    with_drafter,
 )
 from omlx_worker.engine.loading.embedding import Embedder, embeds, nested, prepare, read_embedder
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
 from omlx_worker.engine.loading.prefixes import Prefixes as Prefixes
-from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.mtp import MTPHead, with_head
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.rows.constraints import Grammars
@@ -333,8 +332,8 @@ def decoder_of(
             ) from None
         return _plain_decoder(network, str(reason))
     if draft is not None:
-        ragged = with_drafter(ragged, network, draft, contest)
-    if depth and not (ragged.drafts or lookup):
+        ragged.drafter = drafter_of(draft, network, ragged.vocabulary, contest)
+    if depth and not (ragged.drafter or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     for part in ragged.slow_parts:
         log.warning("slow: %s", part)

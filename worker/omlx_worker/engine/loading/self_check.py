@@ -14,8 +14,7 @@ from omlx_producer.errors import one_line
 from omlx_worker.engine.caches.layout import Pages, Seat, pages_for, places
 from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.window import TAIL, Window, own_pages, table_of
-from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel, Unsupported
 from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.rows.row import Row, Sampling
 

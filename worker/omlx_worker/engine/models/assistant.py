@@ -24,7 +24,7 @@ from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.mtp import text_model
-from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, LayerShape
 from omlx_worker.engine.models.served_layers import copied
 
 FAMILIES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -98,35 +98,30 @@ class Assistant(nn.Module):
         return next(apart, None)
 
 
-class WithAssistant:
-    """The `RaggedModel` of a Gemma 4 for which its assistant drafts.
+class AssistantDrafter:
+    """The `Drafter` of a Gemma 4.
 
     Args:
-        network: that ``target`` is the ragged form of.
+        network: that it drafts for.
         assistant: without a `Assistant.misfit` to it.
         kernels: the forms of its layers' parts.
     """
 
-    drafts = True
     advances = False
-    embedder = None
+    layers: Sequence[LayerShape] = ()
+    slow_parts: Sequence[str] = ()
 
-    def __init__(
-        self, target: RaggedModel, network: nn.Module, assistant: Assistant, kernels: Kernels
-    ) -> None:
+    def __init__(self, network: nn.Module, assistant: Assistant, kernels: Kernels) -> None:
         self._text = text_model(network)
         self._assistant: Assistant = copied(assistant)
         serve_views(self._assistant, kernels)
         # The caches that layers of each kind read.
         self._read = {kind: number for number, kind in enumerate(_kinds(self._text))}
-        self.dtype: mx.Dtype = target.dtype
-        self.vocabulary: int = target.vocabulary
-        own = tree_reduce(lambda n, w: n + w.nbytes, assistant.parameters(), 0)
-        self.weight_bytes: int = target.weight_bytes + own
-        self.pads, self.slow_parts = target.pads, target.slow_parts
-        self.new_caches, self.wrap = target.new_caches, target.wrap
-        self.forward, self.prefill = target.forward, target.prefill
-        self.logits, self.draft_logits = target.logits, self._assistant.scores
+        self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, assistant.parameters(), 0)
+        self.logits = self._assistant.scores
+
+    def read(self, *_: Any) -> None:
+        """It keeps nothing of a prompt."""
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window

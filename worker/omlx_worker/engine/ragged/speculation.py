@@ -142,13 +142,15 @@ def propose(
         window: of the tokens that ``hidden`` belongs to.
         cursors: ``[S]`` int32, after the window was committed.
     """
-    out = model.draft(tokens, hidden, caches, window)
+    drafter = model.drafter
+    assert drafter is not None
+    out = drafter.draft(tokens, hidden, caches, window)
     last = mx.take_along_axis(out, accepted[:, None, None], axis=1)
     drawn: list[mx.array] = []
     weights: list[mx.array] = []
     for place in range(depth):
         expected = distribution(
-            model.draft_logits(last), None if counts is None else counts[:, None], params, plan
+            drafter.logits(last), None if counts is None else counts[:, None], params, plan
         )
         positions = cursors[:, None] + (1 + place)
         token = expected.pick(_noise(_draft_keys(params, plan), positions, expected, plan))
@@ -158,9 +160,9 @@ def propose(
         if place + 1 < depth:
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
-            at = cursors + place if model.advances else window.cursors + accepted
+            at = cursors + place if drafter.advances else window.cursors + accepted
             here = Window.at(at, body_lengths, 1, window.table)
-            last = model.draft(token, last, caches, here)
+            last = drafter.draft(token, last, caches, here)
     return Drafts(
         mx.concatenate(drawn, axis=1), mx.concatenate(weights, axis=1) if weights else None
     )

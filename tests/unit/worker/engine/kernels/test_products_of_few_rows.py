@@ -21,7 +21,7 @@ from omlx_worker.engine.kernels.metal.products import is_for, multiply, takes
 from omlx_worker.engine.kernels.plain.products import packed_product
 from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
 from omlx_worker.engine.loading.self_check import difference
-from omlx_worker.engine.models.any_family import AnyFamily
+from omlx_worker.engine.models.ragged_model import RaggedModel
 from tests.helpers.families import tiny
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
@@ -297,7 +297,7 @@ def test_all_products_of_a_family_are_the_kernels(
         ),
     )
     contest = Contest(fixed=True)
-    ragged = AnyFamily(network, Kernels(product=partial(contested_product, contest=contest)))
+    ragged = RaggedModel(network, Kernels(product=partial(contested_product, contest=contest)))
 
     assert difference(network, ragged) < 1e-4
     assert {result.form for result in contest.results} == {"kernel"}

@@ -16,7 +16,7 @@ from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.loading.self_check import difference
-from omlx_worker.engine.models.any_family import Unsupported
+from omlx_worker.engine.models.ragged_model import Unsupported
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import Loaded
 

@@ -18,8 +18,8 @@ from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of, load, load_engine
 from omlx_worker.engine.models import draft_model
-from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.draft_model import WithDraftModel
+from omlx_worker.engine.models.draft_model import DraftModel
+from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.footprint import Footprint
 from omlx_worker.engine.rows.interface import ModelError
@@ -50,8 +50,13 @@ def prompt(length: int) -> list[int]:
     return [rng.randrange(256) for _ in range(length)]
 
 
+def drafted(target: RaggedModel, draft: RaggedModel) -> RaggedModel:
+    target.drafter = DraftModel(draft, target.vocabulary)
+    return target
+
+
 def with_drafts(target: nn.Module, draft: nn.Module, depth: int) -> RaggedDecoder:
-    return RaggedDecoder(WithDraftModel(as_ragged(target, drafts=False), as_ragged(draft)), depth)
+    return RaggedDecoder(drafted(as_ragged(target, drafts=False), as_ragged(draft)), depth)
 
 
 class Counter:
@@ -188,7 +193,7 @@ def test_the_vocabularies_may_be_padded_to_different_sizes(
 
 def test_the_footprint_has_the_weights_and_caches_of_both(target: nn.Module) -> None:
     own, other = as_ragged(target), as_ragged(smaller())
-    both = WithDraftModel(own, other)
+    both = drafted(as_ragged(target), other)
 
     assert both.weight_bytes == own.weight_bytes + other.weight_bytes
     tokens = [Footprint(model, 2).of_row.token for model in (own, other, both)]

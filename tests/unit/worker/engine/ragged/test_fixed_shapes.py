@@ -25,7 +25,7 @@ from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.loading.families import as_ragged
-from omlx_worker.engine.models.any_family import AnyFamily
+from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Forms
@@ -243,9 +243,9 @@ def test_steps_have_one_shape_and_prompts_are_read_alone_from_fixed_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps, reads = set[tuple[int, ...]](), set[tuple[int, int]]()
-    forward = AnyFamily.forward
+    forward = RaggedModel.forward
 
-    def recorded(self: AnyFamily, tokens: mx.array, caches: Any, window: Window, *_: Any) -> Any:
+    def recorded(self: RaggedModel, tokens: mx.array, caches: Any, window: Window, *_: Any) -> Any:
         if window.lengths is None:
             steps.add(tokens.shape)
         else:
@@ -253,7 +253,7 @@ def test_steps_have_one_shape_and_prompts_are_read_alone_from_fixed_positions(
         return forward(self, tokens, caches, window, *_)
 
     worker = Worker(two_layers(), 0, 2, prefixes=PLENTY)
-    monkeypatch.setattr(AnyFamily, "forward", recorded)
+    monkeypatch.setattr(RaggedModel, "forward", recorded)
     worker.run(rows_of(5, 12), {"1": 9, "4": 20})
 
     assert steps == {(SLOTS, 3)}

@@ -17,7 +17,7 @@ from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load_engine
-from omlx_worker.engine.models.draft_model import WithDraftModel
+from omlx_worker.engine.models.draft_model import DraftModel
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import footprint as memory
 from omlx_worker.engine.ragged import reading
@@ -318,8 +318,9 @@ def test_the_budget_leaves_room_in_what_metal_recommends_or_is_what_is_free_and_
 @pytest.mark.slow
 def test_drafts_accepted_beyond_a_rows_end_are_foreseen() -> None:
     longest, wanted = 2048, 114
-    drafter = as_ragged(tiny("llama"))
-    decoder = RaggedDecoder(WithDraftModel(as_ragged(tiny("llama")), drafter), 8)
+    model = as_ragged(tiny("llama"))
+    model.drafter = DraftModel(as_ragged(tiny("llama")), model.vocabulary)
+    decoder = RaggedDecoder(model, 8)
     foreseen = decoder.bytes_for([(0, longest)], alone=True)
     prompt = [7 * place % 251 for place in range(longest - wanted)]
     decoder.add(Row("a", prompt, wanted, GREEDY))

@@ -21,7 +21,7 @@ from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of
 from omlx_worker.engine.loading.self_check import difference
-from omlx_worker.engine.models.any_family import AnyFamily, Unsupported
+from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged import lookups
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import LEAD
@@ -55,7 +55,7 @@ def prompt(length: int, seed: int) -> list[int]:
 def test_windows_at_different_cursors_score_as_a_plain_forward_does(family: str) -> None:
     model = tiny(family)
 
-    assert difference(model, AnyFamily(model, Kernels())) < EXACT
+    assert difference(model, RaggedModel(model, Kernels())) < EXACT
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mamba"])
@@ -63,7 +63,7 @@ def test_hidden_states_are_scored_as_the_model_itself_does_and_a_part_of_them_to
     family: str,
 ) -> None:
     model = tiny(family)
-    ragged, none = AnyFamily(model, Kernels()), mx.zeros((1,), mx.int32)
+    ragged, none = RaggedModel(model, Kernels()), mx.zeros((1,), mx.int32)
     tokens, caches = mx.array([[3, 1, 4, 1]]), ragged.new_caches(1, TAIL)
     window = Window.at(none, none, 4, own_pages(1, pages_for(TAIL)))
 
@@ -122,7 +122,7 @@ def test_rows_stay_exact_when_tails_fold_and_rows_are_suspended(family: str) -> 
     given = {"a": prompt(5, 4), "b": prompt(70, 5)}
     tokens = TAIL + 2 * SLIDING + 7
     wanted = {name: greedy(model, start, tokens) for name, start in given.items()}
-    decoder = RaggedDecoder(AnyFamily(model, Kernels()), lookup=3)
+    decoder = RaggedDecoder(RaggedModel(model, Kernels()), lookup=3)
     steps: dict[str, list[int]] = {name: [] for name in given}
     for name, start in given.items():
         decoder.add(row(name, start, tokens))
@@ -179,7 +179,7 @@ def test_a_seed_gives_one_text_at_every_depth_and_in_company(
 
 
 def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
-    caches = AnyFamily(tiny("gemma3_text"), Kernels()).new_caches(2, 1024)
+    caches = RaggedModel(tiny("gemma3_text"), Kernels()).new_caches(2, 1024)
 
     lengths = [cache.bodies[0].shape[2] for cache in caches if isinstance(cache, AttentionCache)]
 
