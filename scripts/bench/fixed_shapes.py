@@ -32,6 +32,7 @@ import mlx.nn as nn
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine
 from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
@@ -54,7 +55,9 @@ def sampling_of(number: int) -> Sampling:
 
 
 def decoder_of(network: nn.Module, args: argparse.Namespace, *, fixed: bool) -> RaggedDecoder:
-    model = as_ragged(network, drafts=args.depth > 0, checks=False, contest=Contest(fixed=fixed))
+    model = as_ragged(
+        network, drafts=args.depth > 0, checks=False, kernels=for_device(Contest(fixed=fixed))
+    )
     return RaggedDecoder(model, args.depth, args.lookup, fixed=args.slots if fixed else 0)
 
 

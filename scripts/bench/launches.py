@@ -91,6 +91,7 @@ from mlx_lm.utils import _get_classes  # noqa: E402
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH  # noqa: E402
 from omlx_worker.engine.kernels.compiling import unfused  # noqa: E402
 from omlx_worker.engine.kernels.contest import Contest, Size  # noqa: E402
+from omlx_worker.engine.kernels.device import for_device  # noqa: E402
 from omlx_worker.engine.kernels.trial import Form  # noqa: E402
 from omlx_worker.engine.loading.families import as_ragged  # noqa: E402
 from omlx_worker.engine.models.mtp import with_head  # noqa: E402
@@ -186,7 +187,7 @@ def of_ragged(network: nn.Module, depth: int, deepest: int = 0, lookup: int = 0)
         lookup: likewise drafts that are looked up.
     """
     most = max(depth, deepest)
-    model = as_ragged(network, drafts=most > 0, contest=Kernel(), checks=False)
+    model = as_ragged(network, drafts=most > 0, kernels=for_device(Kernel()), checks=False)
     decoder = RaggedDecoder(model, most, lookup)
     submit, gather, submitted = mx.async_eval, mx.gather_mm, list[Any]()
     mx.gather_mm = _gathered  # a CPU has it in float32 alone

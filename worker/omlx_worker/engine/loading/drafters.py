@@ -10,8 +10,7 @@ import mlx.nn as nn
 from mlx_lm.utils import load_config, load_model
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.kernels.contest import HERE, Contest
-from omlx_worker.engine.kernels.device import for_device
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.checkpoint import base_model
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.assistant import (
@@ -71,14 +70,12 @@ def load_assistant(path: Path) -> Assistant:
     return assistant
 
 
-def drafter_of(
-    draft: nn.Module, network: nn.Module, vocabulary: int, contest: Contest | None = None
-) -> Drafter:
+def drafter_of(draft: nn.Module, network: nn.Module, vocabulary: int, kernels: Kernels) -> Drafter:
     """What drafts for a model by another network.
 
     Args:
         network: of the model, which has a ``vocabulary`` of this size.
-        contest: see `as_ragged`.
+        kernels: the forms of the parts of what drafts.
 
     Raises:
         ModelError: if ``draft`` cannot draft for it.
@@ -86,10 +83,10 @@ def drafter_of(
     if isinstance(draft, Assistant):
         reason: object = draft.misfit(network)
         if reason is None:
-            return AssistantDrafter(network, draft, for_device(contest or HERE))
+            return AssistantDrafter(network, draft, kernels)
     else:
         try:
-            return DraftModel(as_ragged(draft, drafts=False, contest=contest), vocabulary)
+            return DraftModel(as_ragged(draft, drafts=False, kernels=kernels), vocabulary)
         except Unsupported as unsupported:
             reason = unsupported
     raise ModelError(f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.nn as nn
 
-from omlx_worker.engine.kernels.contest import HERE, Contest
+from omlx_worker.engine.kernels.contest import HERE
 from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.self_check import check
@@ -17,7 +17,6 @@ def as_ragged(
     *,
     drafts: bool = True,
     kernels: Kernels | None = None,
-    contest: Contest | None = None,
     checks: bool = True,
     embedder: Embedder | None = None,
 ) -> RaggedModel:
@@ -25,8 +24,7 @@ def as_ragged(
 
     Args:
         drafts: whether to use its MTP head, if it has one.
-        kernels: the forms of its layers' parts; None for the device's.
-        contest: where those of a GPU compete; None for the process's own.
+        kernels: the forms of its layers' parts; None for the device's, in this process's contest.
         checks: whether to compare it with the model's own forward, on these weights and this
             device.
         embedder: see `RaggedModel`. What is checked sees back alone.
@@ -34,8 +32,7 @@ def as_ragged(
     Raises:
         Unsupported: if it has none, or the two disagree.
     """
-    kernels = kernels or for_device(contest or HERE)
-    ragged = RaggedModel(network, kernels, drafts=drafts)
+    ragged = RaggedModel(network, kernels or for_device(HERE), drafts=drafts)
     if checks:
         check(network, ragged)
     ragged.embedder = embedder

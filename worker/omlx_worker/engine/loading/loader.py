@@ -20,7 +20,8 @@ from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
-from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.contest import HERE, Contest
+from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.loading.checkpoint import resolve
 from omlx_worker.engine.loading.drafters import (
     DRAFT_MODEL,
@@ -306,7 +307,7 @@ def decoder_of(
     draft: nn.Module | None = None,
     lookup: int = 0,
     make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
-    contest: Contest | None = None,
+    contest: Contest = HERE,
     embedder: Embedder | None = None,
 ) -> Decoder:
     """The ragged batch if the model has that form, else mlx-lm's `generate_step`.
@@ -315,15 +316,15 @@ def decoder_of(
         draft: drafts in place of the model's own head.
         lookup: see `load_engine`.
         make_prefixes: makes the prefix cache; None for none.
-        contest: see `as_ragged`; with fixed forms, the batch has fixed shapes.
+        contest: where forms of kernels compete; with fixed ones, the batch has fixed shapes.
         embedder: of a model that makes vectors.
 
     Raises:
         ModelError: if ``draft`` cannot draft for the model, or mlx-lm cannot generate with it.
     """
+    kernels, drafts = for_device(contest), depth > 0 and draft is None
     try:
-        drafts = depth > 0 and draft is None
-        ragged = as_ragged(network, drafts=drafts, contest=contest, embedder=embedder)
+        ragged = as_ragged(network, drafts=drafts, kernels=kernels, embedder=embedder)
     except Unsupported as reason:
         if draft is not None:
             raise ModelError(
@@ -332,13 +333,13 @@ def decoder_of(
             ) from None
         return _plain_decoder(network, str(reason))
     if draft is not None:
-        ragged.drafter = drafter_of(draft, network, ragged.vocabulary, contest)
+        ragged.drafter = drafter_of(draft, network, ragged.vocabulary, kernels)
     if depth and not (ragged.drafter or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     for part in ragged.slow_parts:
         log.warning("slow: %s", part)
     kept = make_prefixes(ragged) if make_prefixes else None
-    slots = max_rows if contest and contest.fixed else 0
+    slots = max_rows if contest.fixed else 0
     return RaggedDecoder(ragged, depth, lookup, kept, fixed=slots)
 
 

@@ -23,6 +23,7 @@ from omlx_worker.decode.row import BULK, HIGH, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -80,7 +81,7 @@ class Worker:
         slots: int = SLOTS,
     ) -> None:
         contest = Contest(fixed=fixed)
-        model = as_ragged(network, drafts=depth > 0, checks=False, contest=contest)
+        model = as_ragged(network, drafts=depth > 0, checks=False, kernels=for_device(contest))
         kept = PrefixCache(Forms.of(model), prefixes) if prefixes else None
         decoder = RaggedDecoder(model, depth, lookup, kept, fixed=slots if fixed else 0)
         engine = DecodingEngine(
