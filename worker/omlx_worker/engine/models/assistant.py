@@ -135,8 +135,7 @@ class AssistantDrafter:
             cache = caches[self._read[layer.layer_type]]
             assert isinstance(cache, AttentionCache)
             view = LayerView(cache, window)
-            shared = view.keys_and_values()
-            x, _, _ = layer(x, view.make_mask(width), shared_kv=shared, offset=view.offset)
+            x, _, _ = layer(x, view.make_mask(width), shared_kv=(view, view), offset=view.offset)
         out: mx.array = net.model.norm(x)
         return out
 

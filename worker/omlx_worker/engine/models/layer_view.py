@@ -60,10 +60,6 @@ class LayerView:
         self.cache.put(keys, values, self.window)
         return self, self
 
-    def keys_and_values(self) -> tuple[LayerView, LayerView]:
-        """What layers read that share this one's keys and values."""
-        return self, self
-
     @property
     def dtype(self) -> mx.Dtype:
         return self.cache.tails[1].dtype
