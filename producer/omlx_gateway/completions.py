@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any
 
 from redis import Redis
@@ -88,7 +88,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     detached = key is not None or _asks_to_detach(request)
     if key and owner:
         key = secret_of(owner, f"idempotency_key:{key}")
-    jobs = list[AsyncJobHandle]()
+    jobs, prompts = list[AsyncJobHandle](), None
     async with gateway.body_of(request) as body:
         if body.get(foreign) is not None:
             raise InvalidRequest(foreign, "unknown here", f"give {own}")
@@ -114,9 +114,11 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
             await require_room(gateway, owner)
             await require_rate(gateway, key_of(request), _count_texts(bodies) - 1)
             keys = [key and f"{key}:{n}" for n in range(len(bodies))] if bodies[1:] else [key]
-            jobs = await gateway.producer.submit_many(
-                bodies, priority=priority, idempotency_keys=keys
-            )
+            prompts = "documents" if ranking else own if bodies[1:] else None
+            with _naming(prompts):
+                jobs = await gateway.producer.submit_many(
+                    bodies, priority=priority, idempotency_keys=keys
+                )
             await note_waiting(gateway, owner, [job.id for job in jobs])
             form.model = form.model or jobs[0].queue.split(":")[1]
             del bodies
@@ -130,7 +132,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         return await _stream(request, jobs[0], form, 0, keep=detached)
     over = False
     try:
-        results = await _unless_gone(request, _results(jobs))
+        results = await _unless_gone(request, _results(jobs, prompts))
         over = results is not None
     except (JobFailed, JobCancelled):
         over = len(jobs) == 1
@@ -158,17 +160,21 @@ def _echoed(body: dict[str, Any]) -> GenerationRequest:
     return asked.model_copy(update={"messages": (asked.messages or [])[:1]})
 
 
-async def _results(jobs: list[AsyncJobHandle]) -> list[Completion]:
+async def _results(jobs: list[AsyncJobHandle], prompts: str | None) -> list[Completion]:
     """The results of all prompts of a request.
+
+    Args:
+        prompts: see `_naming`.
 
     Raises:
         InvalidRequest: if they are too long for one answer. A worker bounds each of them.
     """
     left = MAX_ANSWER_BYTES
 
-    async def result(job: AsyncJobHandle) -> Completion:
+    async def result(number: int, job: AsyncJobHandle) -> Completion:
         nonlocal left
-        made = await job.result(RESULT_SECONDS)
+        with _naming(prompts, number):
+            made = await job.result(RESULT_SECONDS)
         left -= len(json.dumps(made)) if len(jobs) > 1 else 0
         if left < 0:
             most = f"{MAX_ANSWER_BYTES // 2**20} MiB"
@@ -176,7 +182,30 @@ async def _results(jobs: list[AsyncJobHandle]) -> list[Completion]:
             raise InvalidRequest("prompt", got, "give fewer prompts, or upload a batch")
         return made
 
-    return await asyncio.gather(*map(result, jobs))
+    return await asyncio.gather(*(result(number, job) for number, job in enumerate(jobs)))
+
+
+@contextlib.contextmanager
+def _naming(prompts: str | None, number: int = 0) -> Iterator[None]:
+    """Let an error of one of several prompts name its place in the request.
+
+    Args:
+        prompts: the field of the request that lists them; None without a list.
+        number: that of the prompt whose job is waited for.
+    """
+    try:
+        yield
+    except (InvalidRequest, JobFailed) as error:
+        if prompts is None:
+            raise
+        if isinstance(error, InvalidRequest) and error.index is not None:
+            number = error.index
+        place = f"{prompts}[{number}]" if error.field in ("messages", "prompt") else error.field
+        if isinstance(error, JobFailed):
+            told = str(error).replace(error.field, place or "", 1)
+            raise JobFailed(error.job_id, told, error.code, place or "") from None
+        error.index, error.field = None, place
+        raise
 
 
 def _each_prompt(body: dict[str, Any]) -> list[dict[str, Any]]:

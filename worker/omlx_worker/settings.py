@@ -172,6 +172,8 @@ class WorkerSettings(BaseSettings):
     @field_validator("model")
     @classmethod
     def _has_an_alias(cls, model: str, info: ValidationInfo) -> str:
+        if not model.strip():
+            raise PydanticCustomError(REMEDY, "give demo, a folder, or a Hugging Face id")
         if info.data.get("model_alias") is None:
             try:
                 _ALIAS.validate_python(_last_part(model))

@@ -199,9 +199,9 @@ def require_free(output: Path, batch: Batch) -> None:
     Raises:
         InvalidRequest: with the remedy.
     """
+    require_output(output)
     if run_path(output).exists():
         raise InvalidRequest("output", f"{output} belongs to an omlx-submit run", "give another")
-    require_output(output)
     require_batch_output(output, batch.run, batch.results(batch.read()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Protocol
@@ -180,12 +181,13 @@ class Input:
 @contextlib.contextmanager
 def _records(options: RunOptions, given: Given | None) -> Iterator[Iterator[Record]]:
     """The records of a run, up to its limit."""
+    limit = None if options.limit is None else min(options.limit, sys.maxsize)
     if given is not None:
         empty = InvalidRequest("rows", "got none", "give at least one")
-        yield itertools.islice(_some(given.records, empty), options.limit)
+        yield itertools.islice(_some(given.records, empty), limit)
         return
     with open_input(options.input) as stream:
-        yield itertools.islice(_read(options, stream), options.limit)
+        yield itertools.islice(_read(options, stream), limit)
 
 
 def _again(

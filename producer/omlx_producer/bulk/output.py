@@ -27,8 +27,10 @@ def real_path(output: Path) -> Path:
     """The file that a link names, so that the files beside it are found by every name.
 
     Raises:
-        InvalidRequest: if the links lead round in a circle.
+        InvalidRequest: if it has no name, or the links lead round in a circle.
     """
+    if not output.name:
+        raise InvalidRequest("output", f"got {str(output)!r}", "give a file")
     if not output.is_symlink():
         return output
     target = Path(os.path.realpath(output))

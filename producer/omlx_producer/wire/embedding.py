@@ -65,7 +65,7 @@ def require_kind(asked: str, alias: str, info: ModelInfo) -> None:
         raise InvalidRequest(
             asked,
             f"{alias} generates text and makes no vectors",
-            "name a model of embeddings, or give messages",
+            "name a model of embeddings",
         )
     if asked != "input" and info.vector_size:
         raise InvalidRequest(

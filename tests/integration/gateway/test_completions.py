@@ -92,6 +92,9 @@ def test_several_prompts_have_the_answers_of_each_in_order(client: OpenAI) -> No
     with pytest.raises(openai.BadRequestError, match="at most 128") as refused:
         client.completions.create(**asked, prompt=["x"] * 129)
     assert refused.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError, match=r"prompt\[1\]: got 20000 char") as refused:
+        client.completions.create(**asked, prompt=["x", "x" * 20_000])
+    assert refused.value.param == "prompt[1]"
 
 
 @pytest.mark.usefixtures("slow_worker")

@@ -85,3 +85,19 @@ def test_what_is_none_gets_one_sentence(
     answer = post(gateway, **fields)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    # Seen by the gateway, and by the worker alone.
+    "length",
+    [20_000, 9_742],
+)
+def test_a_document_that_does_not_fit_is_named(gateway: str, length: int) -> None:
+    error = post(gateway, documents=["cats", "x" * length]).json()["error"]
+    assert error["param"] == "documents[1]"
+    assert error["message"].startswith("documents[1]: got ")
+
+
+def test_what_is_wrong_with_all_documents_names_none(gateway: str) -> None:
+    error = post(gateway, model="other", documents=["cats", "dogs"]).json()["error"]
+    assert error["message"].startswith("model: got 'other', which no worker has announced")

@@ -284,6 +284,12 @@ def test_two_models_of_one_name_are_refused() -> None:
     assert "--model: got two models that are called a; give each a name" in result.stderr
 
 
+def test_a_model_without_a_name_is_refused() -> None:
+    result = invoke("run", "-m", "")
+    assert result.exit_code == INVALID
+    assert "--model: got ''; give demo, a folder, or a Hugging Face id" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["check", "bench", "service install"])
 def test_other_commands_take_one_model(command: str) -> None:
     result = invoke(*command.split(), "-m", "a", "-m", "b")

@@ -148,7 +148,7 @@ def test_what_cannot_be_embedded_is_refused_in_a_sentence(
         )
         assert refusal("embed", "texts.txt", "-o", "x.npy") == (
             "omlx-submit: INPUT: fake generates text and makes no vectors; "
-            "name a model of embeddings, or give messages\n"
+            "name a model of embeddings\n"
         )
 
 

@@ -119,6 +119,15 @@ def test_an_output_that_names_no_known_format_is_told_before_anything_runs(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+def test_an_output_without_a_name_is_refused(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    rows = str(write_rows(tmp_path / "rows.jsonl", 1))
+    for command in (["retry"], ["run", rows, "-o"], ["results", batch_of(connection, 1).id, "-o"]):
+        code, said = told(run, *command, "")
+        assert (code, said.partition(": got '.'; give a file")[1]) == (2, ": got '.'; give a file")
+
+
 def test_an_input_that_is_no_file_is_told(run: Run, tmp_path: Path) -> None:
     code, said = told(run, "run", str(tmp_path), "--format", "text", "--dry-run")
     assert (code, said) == (

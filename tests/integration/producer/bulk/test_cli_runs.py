@@ -118,6 +118,7 @@ def test_a_run_replaces_its_own_table_but_none_of_something_else(
 def test_a_limit_is_also_that_of_dry_runs_and_batches(run: Run, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 30)
     assert '"rows": 7,' in run("run", "rows.jsonl", "--limit", "7", "--dry-run").stdout
+    assert '"rows": 30,' in run("run", "rows.jsonl", "--limit", str(2**80), "--dry-run").stdout
     batch = run("run", "rows.jsonl", "--limit", "7", "--detach").stdout.strip()
     assert json.loads(run("status", batch, "--json").stdout)["rows"] == 7
 

@@ -141,7 +141,7 @@ def test_a_model_that_generates_makes_no_vectors(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as refused:
         engine.prepare(_asked("x"), "j")
     assert str(refused.value) == (
-        "input: m generates text and makes no vectors; name a model of embeddings, or give messages"
+        "input: m generates text and makes no vectors; name a model of embeddings"
     )
 
 
