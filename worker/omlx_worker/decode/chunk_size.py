@@ -71,17 +71,20 @@ class ChunkSize:
         size = cost.tokens(seconds)
         if size == cost.most:
             size = max(size, first)
+        elif cost.guessed and size < FEWEST_TOKENS:
+            size = cost.most  # the only way left to tell what is fixed
         return min(max(int(size), FEWEST_TOKENS), self._most)
 
     def padding(self, context: int, hurried: bool) -> int:
-        """Tokens of padding that take as long as a chunk's fixed cost.
+        """Tokens of padding that take as long as a step and a chunk's fixed cost.
 
-        With more, a row had better be read in a chunk of its own.
+        With more, a row had better wait for a step and be read in a chunk of its own.
         """
         cost = self._costs[hurried].at(context)
         if cost is None:
             return FIRST_PADDING
-        return int(min(self._most, cost.fixed / cost.each)) if cost.each else self._most
+        spared = self._step_seconds + cost.fixed
+        return int(min(self._most, spared / cost.each)) if cost.each else self._most
 
     def steps_for(self, context: int, hurried: bool) -> float:
         """How many decode steps take as long as a chunk's fixed cost; 0 before any was timed."""

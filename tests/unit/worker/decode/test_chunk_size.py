@@ -138,6 +138,16 @@ def test_where_a_chunk_costs_much_however_few_its_tokens_it_holds_many(fixed: fl
     assert fixed + 1e-4 * tokens > 1.4 * fixed or tokens == 2048
 
 
+def test_prompts_of_few_tokens_are_read_together_where_a_chunk_costs_many_steps() -> None:
+    chunks, prompt, rows = ChunkSize(2048), 20, 0
+    for _ in range(8):
+        chunks.stepped(0.007)
+        rows = max(1, chunks.whole(0, True) // prompt)
+        chunks.read(0, True, rows * prompt, 0.0)
+        chunks.stepped(0.032 + 3e-5 * rows * prompt)
+    assert rows >= 32
+
+
 def test_a_prompt_that_fills_no_chunk_does_not_shrink_the_next_one() -> None:
     chunks = ChunkSize(2048)
     for place in range(60):
@@ -156,11 +166,12 @@ def test_a_larger_chunk_that_was_slow_once_is_tried_again() -> None:
     assert tokens == 224
 
 
-def test_a_row_is_padded_as_far_as_a_chunk_of_its_own_would_cost() -> None:
+def test_a_row_is_padded_as_far_as_a_step_and_a_chunk_of_its_own_would_cost() -> None:
     chunks = ChunkSize(2048)
+    chunks.stepped(0.02)
     for tokens in (16, 64, 256):
         chunks.read(0, False, tokens, 0.03 + 1e-4 * tokens)
-    assert 290 < chunks.padding(0, False) < 310
+    assert 490 < chunks.padding(0, False) < 510
 
 
 def test_chunks_shrink_as_the_context_grows() -> None:
