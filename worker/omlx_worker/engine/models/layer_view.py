@@ -94,8 +94,6 @@ def serve_views(model: nn.Module, kernels: Kernels) -> bool:
         if "embed_q" in part and "unembed_out" in part:
             add_forward(type(part), _latent_attention)
             latent = True
-        elif "q_proj" in part and hasattr(part, "attn_logit_softcapping"):
-            add_forward(type(part), _capped_attention)
         elif "qkv_proj" in part and "q_weight" in part:
             add_forward(type(part), _weighted_attention)
     return latent
@@ -142,25 +140,6 @@ def add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None:
 def _rotary_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
     """The attention of families that are alike, see `omlx_worker.engine.models.rotary`."""
     return attend(module, x, view.cache, view.window, mask.sliding)
-
-
-def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
-    """gemma2's and gear's attention, whose scores are limited by a hyperbolic tangent."""
-    queries, keys, values = (
-        proj(x).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
-        for proj, heads in (
-            (module.q_proj, module.n_heads),
-            (module.k_proj, module.n_kv_heads),
-            (module.v_proj, module.n_kv_heads),
-        )
-    )
-    if "q_norm" in module:
-        queries, keys = module.q_norm(queries), module.k_norm(keys)
-    view.update_and_fetch(module.rope(keys, offset=view.offset), values)
-    queries = module.rope(queries, offset=view.offset)
-    mixed = view.attend(queries, module.scale, mask, softcap=module.attn_logit_softcapping)
-    out: mx.array = module.o_proj(mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))
-    return out
 
 
 def _weighted_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:

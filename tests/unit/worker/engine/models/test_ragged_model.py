@@ -16,7 +16,9 @@ from mlx_lm.models.cache import ConcatenateKVCache
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.layout import pages_for
+from omlx_worker.engine.kernels.attention import Heads, Pair
 from omlx_worker.engine.kernels.forms import Kernels
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of
@@ -73,6 +75,25 @@ def test_hidden_states_are_scored_as_the_model_itself_does_and_a_part_of_them_to
     wanted = model(tokens)
     assert mx.allclose(ragged.logits(hidden), wanted, atol=EXACT)
     assert mx.allclose(ragged.logits(hidden[0, 1:3]), wanted[0, 1:3], atol=EXACT)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "lfm2", "mixtral"])
+def test_queries_keys_and_values_of_families_that_are_alike_are_one_projection(
+    family: str,
+) -> None:
+    model, widths = tiny(family), list[int]()
+
+    class Whole(PlainAttention):
+        def prepare(
+            self, projected: mx.array, heads: Heads, tails: Pair, window: Window
+        ) -> tuple[mx.array, Pair]:
+            widths.append(projected.shape[-1])
+            return super().prepare(projected, heads, tails, window)
+
+    ragged = RaggedModel(model, Kernels(Whole()))
+
+    assert difference(model, ragged) < EXACT
+    assert set(widths) == {(4 + 2 + 2) * 16}
 
 
 @pytest.mark.parametrize(
