@@ -60,6 +60,10 @@ class LayerView:
         self.cache.put(keys, values, self.window)
         return self, self
 
+    def keys_and_values(self) -> tuple[LayerView, LayerView]:
+        """What gemma3n's layers read that share this one's keys and values."""
+        return self, self
+
     @property
     def dtype(self) -> mx.Dtype:
         return self.cache.tails[1].dtype
