@@ -11,10 +11,9 @@ from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.batch import BatchRow
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import GREEDY, Loaded
-from tests.helpers.readers import read_apart
+from tests.helpers.readers import Held, read_apart
 
 LENGTH = 140
 ROWS = 6
@@ -115,7 +114,7 @@ class Driver:
             self._compare(row, history, cursor, state["accepted"][row.slot])
             self.checked += 1
 
-    def _read(self, row: Row, history: list[int]) -> Layers:
+    def _read(self, row: Row, history: list[int]) -> Held:
         return read_apart(self.decoder._model, history, len(history) - 1)
 
     def _compare(self, row: BatchRow, history: list[int], cursor: int, accepted: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import mlx.core as mx
 from hypothesis import strategies as st
 
+from omlx_worker.engine.caches.layout import Page, Pages
 from omlx_worker.engine.ragged.prefix import PrefixCache, _hashed, _held
-from omlx_worker.engine.ragged.prefix_arrays import Layers
+from omlx_worker.engine.ragged.prefix_arrays import Forms, size_of
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
-from tests.helpers.readers import Reader, read_all, read_on, read_through
+from tests.helpers.readers import Held, Reader, read_all
 
 PROMPT = [*range(20)]
 
@@ -47,57 +47,205 @@ def equal(ours: list[mx.array], theirs: list[mx.array], tolerance: float = 0) ->
     )
 
 
+class Rows:
+    """A pool of small pages, the rows that have them, and the arrays behind them.
+
+    What nobody has is NaN, so nobody else's numbers are right by chance.
+    """
+
+    PAGE = 4
+
+    def __init__(self, forms: Forms) -> None:
+        self.forms = forms
+        self.pages = Pages(0, self.PAGE)
+        self._held: list[list[mx.array]] = []
+
+    def pieces(self, pages: Sequence[Page], start: int, end: int) -> list[mx.array]:
+        first = start % self.PAGE
+        columns = zip(*(self._held[page.place] for page in pages), strict=True)
+        whole = [mx.concatenate(list(column), axis=2) for column in columns]
+        return [mx.contiguous(part[:, :, first : first + end - start]) for part in whole]
+
+    def filled(self, pieces: Sequence[mx.array], positions: int) -> list[Page]:
+        pages = self.new(-(-positions // self.PAGE))
+        self.write(pages, 0, pieces)
+        return pages
+
+    def new(self, count: int) -> list[Page]:
+        self.pages.resize(max(self.pages.size, self.pages.used + count))
+        while len(self._held) < self.pages.size:
+            self._held.append(self._nothing())
+        return self.pages.take(count)
+
+    def write(self, pages: Sequence[Page], start: int, pieces: Sequence[mx.array]) -> None:
+        """Write keys and values from a position on."""
+        length = pieces[0].shape[2] if pieces else 0
+        for at in range(length):
+            page, place = divmod(start + at, self.PAGE)
+            for part, piece in zip(self._held[pages[page].place], pieces, strict=True):
+                part[:, :, place] = piece[:, :, at]
+
+    def share(self, pages: Sequence[Page], length: int) -> list[Page]:
+        """A row's own pages of a beginning that was found."""
+        whole = length // self.PAGE
+        own = self.pages.lend(pages[:whole])
+        own += self.new(-(-length // self.PAGE) - whole)
+        if length % self.PAGE:
+            self.write(own, whole * self.PAGE, self.pieces(pages[whole:], 0, length % self.PAGE))
+        return own
+
+    def release(self, pages: list[Page]) -> None:
+        self.pages.release(pages)
+        self.forget()
+
+    def forget(self) -> None:
+        """Fill what nobody has with NaN."""
+        for place, page in enumerate(self.pages._pages):
+            if page is None:
+                self._held[place] = self._nothing()
+
+    def _nothing(self) -> list[mx.array]:
+        shapes = [(form.shape, form.dtype) for form in self.forms.pieces]
+        return [mx.full((*s[:2], self.PAGE, *s[3:]), mx.nan, dtype) for s, dtype in shapes]
+
+
+class Kept(PrefixCache):
+    """A prefix cache over `Rows`, which takes and gives whole arrays of rows that leave at once."""
+
+    def __init__(self, forms: Forms, most: int, disk: PrefixDisk | None = None) -> None:
+        self.rows = Rows(forms)
+        super().__init__(forms, most, self.rows, disk)
+
+    def keep(self, tokens: list[int], layers: Held, salt: str | None = None) -> None:
+        pieces, states = split(self.rows.forms, layers)
+        pages = self.rows.filled(pieces, len(tokens))
+        self.put(tokens, pages, states, salt)
+        self.rows.release(pages)
+        self.trim()
+
+    def find(self, tokens: list[int], salt: str | None = None) -> tuple[int, Held]:
+        length, pages, states = self.take(tokens, salt)
+        return length, whole(self.rows, pages, states, length)
+
+
+class LiveRow:
+    """A row that reads a prompt as a decoder does: takes, reads, and keeps where the tree branches
+    and at the end. It stays until it leaves."""
+
+    def __init__(self, cache: Kept, reader: Reader, prompt: list[int], chunk: int) -> None:
+        self.prompt = prompt
+        self._rows, self._reader, self._chunk = cache.rows, reader, chunk
+        self.done, pages, self._states = cache.take(prompt)
+        self.pages = self._rows.share(pages, self.done)
+        branch = cache.shared(prompt)
+        for end in sorted({max(branch, self.done), len(prompt)}):
+            self.read_to(end)
+            cache.put(prompt[:end], self.pages, [a for part in self._states for a in part])
+
+    @property
+    def layers(self) -> Held:
+        return whole(self._rows, self.pages, self._states, self.done)
+
+    def read_to(self, end: int, prompt: list[int] | None = None) -> None:
+        while self.done < end:
+            last = min(end, self.done + self._chunk)
+            layers = self._reader.read(prompt or self.prompt, self.done, last, self.layers)
+            pieces, states = split(self._rows.forms, layers)
+            self.pages += self._rows.new(-(-last // Rows.PAGE) - len(self.pages))
+            self._rows.write(self.pages, self.done, [p[:, :, self.done : last] for p in pieces])
+            self._states, self.done = self._rows.forms.layers_of(states), last
+
+    def leave(self) -> None:
+        self._rows.release(self.pages)
+
+
+def split(forms: Forms, layers: Held) -> tuple[list[mx.array], list[mx.array]]:
+    """The pieces and the states of a row."""
+    pieces: list[mx.array] = []
+    states: list[mx.array] = []
+    for form, arrays in zip(forms.layers, layers, strict=True):
+        (pieces if form[0].positions is None else states).extend(arrays)
+    return pieces, states
+
+
+def whole(rows: Rows, pages: Sequence[Page], states: Held, length: int) -> Held:
+    """What the layers hold of a row."""
+    pieces = iter(rows.pieces(pages, 0, length) if length else [])
+    return [part or [next(pieces), next(pieces)] for part in states] if length else []
+
+
 def findable(cache: PrefixCache, tokens: list[int], salt: str | None = None) -> int:
     """How many tokens of a prompt `take` would find. It counts no use."""
     cache.limit_to(cache.limit)  # takes what was read from the disk
     return _held(*cache._match(array("I", tokens), _hashed(salt)))[0]
 
 
-def give_up(cache: PrefixCache, size: int) -> int:
+def give_up(cache: Kept, size: int) -> int:
     """Let a cache drop that many bytes or a little more; returns how many it has dropped."""
     before, limit = cache.nbytes, cache.limit
     cache.limit_to(before - size)
     cache.limit_to(limit)
+    cache.rows.forget()
     return before - cache.nbytes
 
 
 def play(
-    reader: Reader, script: list[Any], start: Callable[[], PrefixCache], tolerance: float = 0
+    reader: Reader, script: list[Any], start: Callable[[], Kept], tolerance: float = 0
 ) -> None:
-    """Read prompts, drop nodes, restart: every row is and stays what it is if read cold."""
+    """Read prompts, drop nodes, let rows leave, restart: every row is what it is if read cold."""
     cache = start()
     asked: list[list[int]] = []
-    rows: list[Layers] = []
+    rows: list[LiveRow] = []
+
+    def check() -> None:
+        for each in rows:
+            prompt = each.prompt[: each.done]
+            wanted = reader.arrays(read_all(reader, prompt))
+            assert equal(reader.arrays(each.layers), wanted, tolerance), prompt
+
     for act, what, chunk in script:
         if act == "restart":
-            cache = start()
+            check()
+            cache, rows = start(), []
         elif act == "drop":
-            with poisoning(cache):
-                give_up(cache, int(what * cache.nbytes))
+            check()
+            leaving, rows = rows[: int(what * len(rows))], rows[int(what * len(rows)) :]
+            for row in leaving:
+                row.leave()
+            cache.trim()
+            give_up(cache, int(what * cache.nbytes))
         else:
             like, length, rest = what
             begin = asked[like % len(asked)] if asked else [0, 1, 2] * 3
             asked.append([*begin[:length], *rest])
-            with poisoning(cache):
-                rows.append(read_through(cache, reader, asked[-1], chunk))
+            rows.append(LiveRow(cache, reader, asked[-1], chunk))
         check_tree(cache)
-    cold = {tuple(prompt): read_all(reader, prompt) for prompt in asked}
-    for prompt, layers in zip(asked, rows, strict=True):
-        wanted = reader.arrays(cold[tuple(prompt)])
-        assert equal(reader.arrays(layers), wanted, tolerance), prompt
-    # Rows write to their caches in place, which must not reach the tree.
-    for prompt, layers in zip(asked, rows, strict=True):
-        read_on(reader, [*prompt, 0, 1], len(prompt), layers, 1)
+    check()
+    # Rows write to their pages in place, which must reach neither the tree nor other rows.
+    for number, row in enumerate(rows):
+        row.prompt = [*row.prompt, 0, number % 3]
+        row.read_to(len(row.prompt))
+    check()
     for prompt in asked:
-        length, layers = cache.take(prompt)
+        length, layers = cache.find(prompt)
         if length:
             wanted = reader.arrays(read_all(reader, prompt[:length]))
             assert equal(reader.arrays(layers), wanted, tolerance), prompt[:length]
+    for row in rows:
+        row.leave()
+    cache.limit_to(0)
+    assert cache.rows.pages.used == cache.rows.pages.saved == cache.nbytes == 0
 
 
-def check_tree(cache: PrefixCache) -> None:
-    nodes = list(cache._nodes)
-    assert cache.nbytes == sum(node.nbytes for node in nodes) <= cache.limit
+def check_tree(cache: Kept) -> None:
+    nodes, pages = list(cache._nodes), cache.rows.pages
+    assert cache._states == sum(size_of(node.states or []) for node in nodes)
+    assert cache.nbytes <= cache.limit
+    had = [page for page in pages._pages if page]
+    assert pages.used == len(had)
+    assert pages.alone == sum(not page.rows for page in had)
+    assert pages.saved == sum(max(0, page.rows - 1) for page in had)
+    assert sum(page.kept for page in had) == sum(len(node.pages) for node in nodes)
     assert all(node.children or node.states is not None for node in nodes), "a useless node"
     roots = list(cache._roots.values())
     assert all(root.children for root in roots), "a useless root"
@@ -107,19 +255,6 @@ def check_tree(cache: PrefixCache) -> None:
         below += children
         reachable += len(children)
     assert reachable == len(nodes)
-
-
-@contextmanager
-def poisoning(cache: PrefixCache) -> Iterator[None]:
-    """Fill what the block drops with NaN."""
-    before = list(cache._nodes)
-    yield
-    if cache._disk:
-        settle(cache._disk)  # files are written from these arrays, which nothing else changes
-    for node in before:
-        if node not in cache._nodes:
-            for part in [*node.pieces, *(node.states or [])]:
-                part[...] = mx.nan
 
 
 def settle(disk: PrefixDisk) -> None:
@@ -143,12 +278,12 @@ class Starts:
         limit: int = AMPLE,
         memory: int = AMPLE,
         reader: Reader | None = None,
-    ) -> PrefixCache:
+    ) -> Kept:
         self.end()
         forms = (reader or self.reader).forms
         self._disk = PrefixDisk(self.folder, identity, limit, forms, memory)
         settle(self._disk)
-        return PrefixCache(forms, memory, self._disk)
+        return Kept(forms, memory, self._disk)
 
     def end(self) -> None:
         if self._disk:
@@ -164,11 +299,11 @@ class Starts:
 
 
 def put(
-    cache: PrefixCache,
+    cache: Kept,
     reader: Reader,
     prompt: list[int],
     times: int = 2,
     salt: str | None = None,
 ) -> None:
     for _ in range(times):
-        cache.put(prompt, read_all(reader, prompt), salt)
+        cache.keep(prompt, read_all(reader, prompt), salt)

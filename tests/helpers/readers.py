@@ -9,20 +9,22 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.caches.layout import Pages, Seat, capacity_for, pages_for
+from omlx_worker.engine.caches.layout import Pages, Seat, capacity_for, pages_for, places
 from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
-from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.ragged.prefix_arrays import Form, Forms
 from omlx_worker.engine.ragged.reading import Reading, read
 from tests.helpers.decoding import row
+
+Held = Sequence[list[mx.array]]
+"""What each layer holds of a row: keys and values ``[1, H, L, D]``, or states ``[1, ...]``."""
 
 
 class Reader(Protocol):
     forms: Forms
 
-    def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+    def read(self, tokens: Sequence[int], first: int, last: int, layers: Held) -> Held:
         """Read the tokens of a prompt from one position to another.
 
         Args:
@@ -30,7 +32,7 @@ class Reader(Protocol):
         """
         ...
 
-    def arrays(self, layers: Layers) -> list[mx.array]:
+    def arrays(self, layers: Held) -> list[mx.array]:
         """What a row gets of its prompt."""
         ...
 
@@ -44,13 +46,13 @@ class Network:
         backbone = as_ragged(network, drafts=False, checks=False)
         self._layers = len(backbone.new_caches(1, 1))
 
-    def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+    def read(self, tokens: Sequence[int], first: int, last: int, layers: Held) -> Held:
         return read_apart(self.model, [*tokens, 0], last, first, layers)
 
-    def arrays(self, layers: Layers) -> list[mx.array]:
+    def arrays(self, layers: Held) -> list[mx.array]:
         return [array for part in layers[: self._layers] for array in part]
 
-    def logits(self, token: int, done: int, layers: Layers) -> mx.array:
+    def logits(self, token: int, done: int, layers: Held) -> mx.array:
         """What follows one token more; ``[1, 1, V]``."""
         caches = self.model.new_caches(1, capacity_for(done))
         for cache, part in zip(caches, layers, strict=True):
@@ -62,19 +64,30 @@ class Network:
 
 
 def read_apart(
-    model: RaggedModel, history: list[int], last: int, first: int = 0, layers: Layers = ()
-) -> Layers:
+    model: RaggedModel, history: list[int], last: int, first: int = 0, layers: Held = ()
+) -> Held:
     """What the layers hold of a row that is read alone, up to a position.
 
     Args:
         first, layers: the tokens that are read already, and what the layers hold of them.
     """
     caches, count = model.new_caches(1, last), pages_for(last)
-    reading = Reading(row("", history, 1), history, pages=Pages(count).take(count))
-    if first:
-        reading.take(caches, first, layers)
+    reading = Reading(row("", history, 1), history, first, Pages(count).take(count))
+    for cache, part in zip(caches, layers, strict=False):
+        if cache.paged:
+            cache.write(Seat(0, places(reading.pages)), part)
+        reading.states.append([] if cache.paged else list(part))
     read(model, caches, [reading], [last - first])
-    return reading.layers(caches)
+    return held(reading, caches)
+
+
+def held(reading: Reading, caches: Sequence[LayerCache]) -> Held:
+    """What the layers hold of a row."""
+    seat = Seat(0, places(reading.pages))
+    return [
+        cache.held(seat, reading.done) if cache.paged else states
+        for cache, states in zip(caches, reading.states, strict=False)
+    ]
 
 
 class StandIn:
@@ -97,7 +110,7 @@ class StandIn:
             ]
         )
 
-    def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+    def read(self, tokens: Sequence[int], first: int, last: int, layers: Held) -> Held:
         known = layers or [[] for _ in self._kinds]
         made = [
             self._read(layer, tokens, first, last, arrays) for layer, arrays in enumerate(known)
@@ -121,7 +134,7 @@ class StandIn:
         keys = mx.array(held)[None, None, :, None]
         return [keys, mx.broadcast_to(-keys, (1, 1, len(held), 2))]
 
-    def arrays(self, layers: Layers) -> list[mx.array]:
+    def arrays(self, layers: Held) -> list[mx.array]:
         return [array for part in layers for array in part]
 
 
@@ -132,7 +145,7 @@ def digest(layer: int, tokens: Sequence[int]) -> float:
 
 def read_all(
     reader: Reader, tokens: Sequence[int], chunk: int = 1 << 20, stops: Sequence[int] = ()
-) -> Layers:
+) -> Held:
     """What the layers hold of a prompt that is read cold, in chunks that end at ``stops`` too."""
     return read_on(reader, tokens, 0, [], chunk, stops)
 
@@ -141,27 +154,12 @@ def read_on(
     reader: Reader,
     tokens: Sequence[int],
     done: int,
-    layers: Layers,
+    layers: Held,
     chunk: int = 1 << 20,
     stops: Sequence[int] = (),
-) -> Layers:
+) -> Held:
     while done < len(tokens):
         ends = [done + chunk, len(tokens), *(stop for stop in stops if stop > done)]
         layers = reader.read(tokens, done, min(ends), layers)
         done = min(ends)
-    return layers
-
-
-def read_through(
-    cache: PrefixCache, reader: Reader, tokens: Sequence[int], chunk: int = 1 << 20
-) -> Layers:
-    """Read a prompt as a decoder does: take, read, put where the tree branches, and at the end."""
-    done, layers = cache.take(tokens)
-    branch = cache.shared(tokens)
-    if branch > done:
-        layers = read_on(reader, tokens[:branch], done, layers, chunk)
-        cache.put(tokens[:branch], layers)
-        done = branch
-    layers = read_on(reader, tokens, done, layers, chunk)
-    cache.put(tokens, layers)
     return layers

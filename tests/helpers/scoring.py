@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -33,7 +34,7 @@ class Scoring:
 
     def __init__(self, network: nn.Module, *, depth: int = 0, max_rows: int = 8) -> None:
         model = as_ragged(network, drafts=depth > 0)
-        self.decoder = RaggedDecoder(model, depth, 0, PrefixCache(Forms.of(model), PLENTY))
+        self.decoder = RaggedDecoder(model, depth, 0, partial(PrefixCache, Forms.of(model), PLENTY))
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
         prepare = cast(Any, None)  # rows come with tokens
         engine = DecodingEngine(

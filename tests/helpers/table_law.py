@@ -62,7 +62,7 @@ def draw_pairs(
         zeros = mx.zeros((ROWS,), mx.int32)
         names = ("cursors", "body_lengths", "accepted", "offered", "source")
         state: State = dict.fromkeys(names, zeros) | {"pending": mx.full((ROWS,), START, mx.int32)}
-        state["table"] = zeros[:, None]
+        state["table"], state["entries"] = zeros[:, None], zeros
         if text:
             state["cursors"] = mx.full((ROWS,), len(text), mx.int32)
             history = widened(history_of([*text, START]), LONGEST + PIECE)

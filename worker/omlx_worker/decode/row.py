@@ -126,7 +126,18 @@ class DecodeRow:
     @property
     def size(self) -> Size:
         """What it asks of memory."""
-        return self.request.size(0 if self.stage is Stage.DECODING else self.length)
+        size = self.request.size(0 if self.stage is Stage.DECODING else self.length)
+        return (*size, self._shares) if self.stage is Stage.WAITING else size
+
+    @property
+    def _shares(self) -> int:
+        """Tokens at its beginning that rows in the batch have read, which the engine has kept."""
+        read = (shared for kin, shared in self.kin.items() if kin.has_read(shared))
+        return max(read, default=0)
+
+    def has_read(self, tokens: int) -> bool:
+        """Whether it has these of its prompt in the engine."""
+        return self.stage is Stage.DECODING or (self.in_engine and self.context >= tokens)
 
     @property
     def until_stop(self) -> int:

@@ -196,6 +196,11 @@ class AttentionCache:
             length = min(capacity, self.ring)
             self.bodies = _padded(keys, length), _padded(values, length)
 
+    def take_pool(self, other: Any) -> None:
+        """Have the pool of another cache of this layer, which is not used any more."""
+        if not self.ring:
+            self.bodies = other.bodies
+
     def resize(self, places: Sequence[int], size: int) -> None:
         """Change the pool, which begins with what is at ``places``, to ``size`` pages."""
         if self.ring:

@@ -1,6 +1,7 @@
 """How many slots and pages a batch has, and which row has which.
 
 Bodies are pages of `PAGE` positions in one pool; a row has as many as it needs, wherever they are.
+Rows that begin alike have the same pages.
 The slots are a power of two; all pages, and those of the longest row, are a bucket: so a batch
 meets few shapes.
 
@@ -101,35 +102,46 @@ def excess(layout: Layout, needed: Layout) -> int:
 
 @dataclass(eq=False, slots=True)
 class Page:
-    """A page that a row has.
+    """A page that somebody has.
+
+    Its first positions may be read by all who have it. Only the row that took it writes to it, to
+    positions that nobody else reads.
 
     Attributes:
         place: its index in the pool. It changes when the pool shrinks.
+        rows: how many rows have it.
+        kept: how often it is kept for rows to come.
     """
 
     place: int
+    rows: int = 1
+    kept: int = 0
 
 
 class Pages:
-    """The pages of a pool.
+    """The pages of a pool, and how many have each.
 
     Args:
         size: how many there are.
+        positions: of each.
 
     Attributes:
-        used: how many of them rows have.
+        used: how many of them anybody has.
+        alone: of these, how many no row has.
+        saved: how many more rows would have if no two of them shared a page.
     """
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self, size: int = 0, positions: int = PAGE) -> None:
+        self.positions = positions
         self._pages: list[Page | None] = [None] * size
-        self.used = 0
+        self.used = self.alone = self.saved = 0
 
     @property
     def size(self) -> int:
         return len(self._pages)
 
     def take(self, count: int) -> list[Page]:
-        """The first free pages; raises ValueError if fewer are free."""
+        """The first free pages, for a row; raises ValueError if fewer are free."""
         free = [place for place, page in enumerate(self._pages) if page is None][: max(0, count)]
         if len(free) < count:
             raise ValueError(f"{len(free)} of {count} pages are free")
@@ -139,12 +151,39 @@ class Pages:
         self.used += len(taken)
         return taken
 
-    def release(self, pages: list[Page]) -> None:
-        """Free pages, and empty their list."""
+    def lend(self, pages: Sequence[Page]) -> list[Page]:
+        """Pages that somebody has, for one more row."""
         for page in pages:
-            self._pages[page.place] = None
-        self.used -= len(pages)
+            self.alone -= not page.rows
+            self.saved += page.rows > 0
+            page.rows += 1
+        return list(pages)
+
+    def release(self, pages: list[Page]) -> None:
+        """Take a row's pages back, and empty their list."""
+        for page in pages:
+            page.rows -= 1
+            self.saved -= page.rows > 0
+            self.alone += not page.rows
+            self._free(page)
         pages.clear()
+
+    def keep(self, pages: Sequence[Page]) -> None:
+        """Keep a row's pages for rows to come."""
+        for page in pages:
+            page.kept += 1
+
+    def drop(self, pages: Sequence[Page]) -> None:
+        """Keep pages no longer."""
+        for page in pages:
+            page.kept -= 1
+            self._free(page)
+
+    def _free(self, page: Page) -> None:
+        if not page.rows and not page.kept:
+            self._pages[page.place] = None
+            self.used -= 1
+            self.alone -= 1
 
     def resize(self, size: int) -> list[int]:
         """Change the size, to no less than `used`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -105,6 +105,9 @@ class RecurrentCache:
         if not unmoved(slots, self.states[0].shape[0]):
             index = mx.array([slot or 0 for slot in slots], mx.int32)
             self.update([array[index] for array in self.arrays])
+
+    def take_pool(self, other: Any) -> None:
+        """There are no pages."""
 
     def resize(self, places: Sequence[int], size: int) -> None:
         """There are no pages."""

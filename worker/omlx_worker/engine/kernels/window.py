@@ -31,6 +31,7 @@ class Window:
             the window's first token.
         body_lengths: ``[S]`` int32, how many of them are in the bodies.
         table: ``[S, M]`` int32, the pages of each row's bodies, in their order.
+        entries: ``[E]`` int32, the places of pages in the flat table, -1 for none; None for all.
         index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
         places: ``[S, 3]`` int32, body lengths, cursors and the positions between, for kernels.
         tail: positions of a tail.
@@ -48,18 +49,28 @@ class Window:
     places: mx.array
     tail: int = TAIL
     lengths: mx.array | None = None
+    entries: mx.array | None = None
     longest: int = 0
     even: bool = False
     both_ways: bool = False
+    _listed: dict[int, tuple[mx.array, mx.array, mx.array]] = field(default_factory=dict)
     _masks: dict[tuple[int, int], tuple[mx.array, mx.array]] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, cursors: mx.array, body_lengths: mx.array, width: int, table: mx.array) -> Self:
+    def at(
+        cls,
+        cursors: mx.array,
+        body_lengths: mx.array,
+        width: int,
+        table: mx.array,
+        entries: mx.array | None = None,
+    ) -> Self:
         """The window of ``width`` tokens per row that starts at each row's cursor."""
         offsets = (cursors - body_lengths)[:, None] + mx.arange(width)
         # One array, so that a single slot's are more than MLX keeps in memory shared with the host.
         places = mx.stack([body_lengths, cursors, cursors - body_lengths], axis=1)
-        return cls(cursors, body_lengths, table, offsets[:, None, :, None], places)
+        index = offsets[:, None, :, None]
+        return cls(cursors, body_lengths, table, index, places, entries=entries)
 
     @classmethod
     def of_prompts(
@@ -109,28 +120,24 @@ class Window:
             self._masks[sliding, ring] = self._masked(sliding, ring)
         return self._masks[sliding, ring]
 
-    def owners(self, pages: int, sliding: int = 0) -> tuple[mx.array, mx.array]:
-        """Whose each page of a pool is, and what may be seen of it; made once for all layers.
+    def listed(self, sliding: int = 0) -> tuple[mx.array, mx.array, mx.array]:
+        """The pages in `entries`; made once for all layers.
 
         Args:
             sliding: see `masks`.
 
         Returns:
-            Slots ``[pages]`` int32, and a mask ``[pages, 1, W or 1, PAGE]``, which has nothing of
-            a page that is nobody's.
+            Pages and slots, ``[E]`` int32 each, and a mask ``[E, 1, W or 1, PAGE]``.
         """
-        key = -1 - sliding, pages
-        if key not in self._masks:
+        if sliding not in self._listed:
             mask, _ = self.masks(sliding)
             slots, longest = self.table.shape
-            filled = mx.arange(longest) * PAGE < self.body_lengths[:, None]
-            entry = mx.where(filled, 1 + mx.arange(slots * longest).reshape(slots, longest), 0)
-            entry = mx.zeros((pages,), mx.int32).at[self.table.flatten()].maximum(entry.flatten())
+            entries = mx.arange(slots * longest) if self.entries is None else self.entries
             of_entries = mx.unflatten(mask, 3, (longest, PAGE)).transpose(0, 3, 1, 2, 4)
-            seen = of_entries.flatten(0, 1)[mx.maximum(entry - 1, 0)]
-            owners = mx.maximum(entry - 1, 0) // longest
-            self._masks[key] = owners, seen & (entry > 0)[:, None, None, None]
-        return self._masks[key]
+            place = mx.maximum(entries, 0)
+            seen = of_entries.flatten(0, 1)[place] & (entries >= 0)[:, None, None, None]
+            self._listed[sliding] = self.table.flatten()[place], place // longest, seen
+        return self._listed[sliding]
 
     def _masked(self, sliding: int, ring: int) -> tuple[mx.array, mx.array]:
         places = mx.arange(self.tail)
@@ -158,6 +165,12 @@ class Window:
 def table_of(rows: Sequence[Sequence[int]], longest: int) -> mx.array:
     """The table of rows with these pages, ``[S, longest]``. What a row has no page for is 0."""
     return mx.array([[*pages, *[0] * longest][:longest] for pages in rows], mx.int32)
+
+
+def entries_of(rows: Sequence[Sequence[int]], longest: int, count: int) -> mx.array:
+    """The entries of a `table_of` rows with these pages, padded to ``count``."""
+    places = [slot * longest + at for slot, pages in enumerate(rows) for at in range(len(pages))]
+    return mx.array(places + [-1] * (count - len(places)), mx.int32)
 
 
 def own_pages(slots: int, pages: int) -> mx.array:

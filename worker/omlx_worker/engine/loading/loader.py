@@ -38,7 +38,7 @@ from omlx_worker.engine.loading.prefixes import Prefixes as Prefixes
 from omlx_worker.engine.models.mtp import MTPHead, with_head
 from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix import Pool, PrefixCache
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
@@ -306,7 +306,7 @@ def decoder_of(
     depth: int,
     draft: nn.Module | None = None,
     lookup: int = 0,
-    make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
+    make_prefixes: Callable[[RaggedModel, Pool], PrefixCache] | None = None,
     contest: Contest = HERE,
     embedder: Embedder | None = None,
 ) -> Decoder:
@@ -338,7 +338,7 @@ def decoder_of(
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     for part in ragged.slow_parts:
         log.warning("slow: %s", part)
-    kept = make_prefixes(ragged) if make_prefixes else None
+    kept = partial(make_prefixes, ragged) if make_prefixes else None
     slots = max_rows if contest.fixed else 0
     return RaggedDecoder(ragged, depth, lookup, kept, fixed=slots)
 

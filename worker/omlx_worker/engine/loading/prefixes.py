@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omlx_worker.engine.loading.identity import identity_of
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix import Pool, PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Forms
 from omlx_worker.engine.ragged.prefix_disk import NotPrivate, PrefixDisk
 from omlx_worker.engine.rows.interface import ModelError
@@ -30,6 +30,7 @@ class Prefixes:
     def cache(
         self,
         model: RaggedModel,
+        pool: Pool,
         paths: list[Path],
         head: Path | None = None,
         *,
@@ -38,6 +39,7 @@ class Prefixes:
         """The cache of a model from these checkpoints, and of a head from a file of its own.
 
         Args:
+            pool: whose pages are kept.
             fixed: whether prompts are read in fixed shapes, which round in their own way.
 
         Raises:
@@ -45,7 +47,7 @@ class Prefixes:
         """
         forms = Forms.of(model)
         if self.folder is None:
-            return PrefixCache(forms, self.size)
+            return PrefixCache(forms, self.size, pool)
         try:
             identity = identity_of(paths, model, head) + (", fixed shapes" if fixed else "")
             disk = PrefixDisk(self.folder, identity, self.folder_limit, forms, self.size)
@@ -55,4 +57,4 @@ class Prefixes:
             raise ModelError(
                 f"--prefix-dir {self.folder}: cannot be used ({error.strerror}); give another"
             ) from None
-        return PrefixCache(forms, self.size, disk)
+        return PrefixCache(forms, self.size, pool, disk)

@@ -28,7 +28,7 @@ from omlx_worker.engine.caches.layout import (
     unmoved,
 )
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
-from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages, table_of
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, entries_of, own_pages, table_of
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.lookups import (
     BEFORE_OWN,
@@ -198,7 +198,7 @@ class Batch:
         self.fold([row])
         row.layers = [cache.copy(row.slot) for cache in self.caches]
         own = mx.array([row.slot])
-        useless = {"table"} | _OPTIONAL - _needed(row.request.sampling)
+        useless = {"table", "entries"} | _OPTIONAL - _needed(row.request.sampling)
         row.state = {name: array[own] for name, array in self.state.items() if name not in useless}
         mx.eval(row.layers, row.state)
         self.suspended[row_id] = row
@@ -233,6 +233,37 @@ class Batch:
         if any(row.in_tail + positions > TAIL for row in self.rows.values()):
             self.fold(list(self.rows.values()))
 
+    def share(self, pages: Sequence[Page], length: int) -> list[Page]:
+        """Give a row the pages that have its first ``length`` tokens. It writes to none of them: a
+        page that has room for more tokens is copied."""
+        whole = length // PAGE
+        own = self.pages.lend(pages[:whole])
+        self.reserve([(own, length)])
+        begun, copied = (Seat(0, places(part[whole:])) for part in (pages, own))
+        for cache in self.caches:
+            if cache.paged and begun.pages:
+                cache.write(copied, cache.held(begun, PAGE))
+        return own
+
+    def pieces(self, pages: Sequence[Page], start: int, end: int) -> list[mx.array]:
+        """See `omlx_worker.engine.ragged.prefix.Pool`."""
+        seat, first = Seat(0, places(pages)), start % PAGE
+        length = first + end - start
+        paged = [cache for cache in self.caches if cache.paged]
+        parts = (part for cache in paged for part in cache.held(seat, length))
+        return [mx.contiguous(part[:, :, first:]) for part in parts]
+
+    def filled(self, pieces: Sequence[mx.array], positions: int) -> list[Page]:
+        """See `omlx_worker.engine.ragged.prefix.Pool`."""
+        pages = list[Page]()
+        self.reserve([(pages, positions)])
+        rest = iter(pieces)
+        for cache in self.caches:
+            if cache.paged:
+                cache.write(Seat(0, places(pages)), [next(rest), next(rest)])
+                mx.eval(cache.arrays)
+        return pages
+
     def reserve(self, rows: Sequence[tuple[list[Page], int]]) -> None:
         """Give rows pages. Waits for the step in flight, so that pages can be written to in place.
 
@@ -250,7 +281,7 @@ class Batch:
             pages += self.pages.take(count)
 
     def release(self, pages: list[Page]) -> None:
-        """Take a row's pages back; with the last ones all arrays go."""
+        """Take a row's pages back; with the last row go its arrays, but for pages that are kept."""
         self.pages.release(pages)
         self._end()
 
@@ -325,10 +356,15 @@ class Batch:
         self._end()
 
     def _end(self) -> None:
-        """Drop all arrays if no row has any part of them."""
-        if not self.rows and not self.pages.used:
-            self.caches, self.state = [], {}
-            self.pages, self.layout, self._slack = Pages(), Layout(), 0
+        """Drop all arrays that nobody has any part of, once no row is left."""
+        if self.rows or self.pages.used > self.pages.alone:
+            return
+        self._slack = 0
+        if self.pages.used:
+            self._begin()
+        else:
+            self.caches, self.state, self.layout = [], {}, Layout()
+            self.pages.resize(0)
 
     def _write(self, row: BatchRow) -> None:
         """Write a row's arrays to its slot, with as many of its drafts as there is room for."""
@@ -346,11 +382,15 @@ class Batch:
         row.layers, row.state = [], {}
 
     def _begin(self) -> None:
-        """Make the arrays of a batch without rows."""
-        slots = self._fixed or 1
-        self.layout = layout_for(slots, 0, 0)._replace(slots=slots)
+        """Make the arrays of a batch without rows, but for the pages that there are."""
+        slots, pool = self._fixed or 1, self.caches
+        self.layout = layout_for(slots, self.pages.size, 0)._replace(slots=slots)
         self.caches = self._model.new_caches(slots, self.layout.capacity)
-        self.pages = Pages(slots * self.layout.capacity // PAGE)
+        if pool:
+            for cache, old in zip(self.caches, pool, strict=True):
+                cache.take_pool(old)
+        else:
+            self.pages.resize(slots * self.layout.capacity // PAGE)
         if self.pages.size < self.layout.pages:
             self._resize(self.layout.pages)
         self.state = {name: mx.zeros((slots,), mx.int32) for name in _PER_ROW}
@@ -400,7 +440,12 @@ class Batch:
         pages: list[tuple[int, ...]] = [()] * layout.slots
         for row in rows:
             pages[row.slot] = places(row.pages)
-        self.state["table"] = table_of(pages, layout.capacity // PAGE)
+        longest, listed = layout.capacity // PAGE, sum(map(len, pages))
+        self.state["table"] = table_of(pages, longest)
+        # As many as a pool that has nothing else, and never fewer than before: each is a trace.
+        count = layout_for(layout.slots, listed, longest).pages
+        count = max(count, self.state["entries"].size if "entries" in self.state else 0)
+        self.state["entries"] = entries_of(pages, longest, count)
 
     def _move(self, layout: Layout, moves: Sequence[int | None]) -> None:
         """Move rows to the slots of another layout; see `AttentionCache.move`."""
@@ -408,7 +453,8 @@ class Batch:
             cache.move(moves, layout.capacity)
             # See `_resize`.
             mx.eval(cache.arrays)
-        self.state.pop("table", None)
+        for name in ("table", "entries"):
+            self.state.pop(name, None)
         if not unmoved(moves, self.layout.slots):
             slots = mx.array([slot or 0 for slot in moves], mx.int32)
             self.state = {name: array[slots] for name, array in self.state.items()}

@@ -13,7 +13,7 @@ plan, not per join.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch, BatchRow
 from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
 from omlx_worker.engine.ragged.masks import Masks
-from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix import Pool, PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read, vectors_of
 from omlx_worker.engine.ragged.sampling import (
     Draw,
@@ -61,7 +61,8 @@ class RaggedDecoder(Batch):
     Args:
         depth: drafts of a row and step, at most, that the model makes itself.
         lookup: the same of those that are looked up; 0 for none.
-        prefixes: keeps beginnings of prompts for other rows; None to keep none.
+        make_prefixes: makes what keeps beginnings of prompts for other rows, in the pool that it is
+            given; None to keep none.
         fixed: with any number but 0, fixed shapes: every step has this many slots and
             `max_depth` drafts, and every prompt is read alone, in chunks that begin at the same
             positions of any prompt. The model's forms must be those of a `Contest` that is fixed.
@@ -82,7 +83,7 @@ class RaggedDecoder(Batch):
         model: RaggedModel,
         depth: int = 0,
         lookup: int = 0,
-        prefixes: PrefixCache | None = None,
+        make_prefixes: Callable[[Pool], PrefixCache] | None = None,
         fixed: int = 0,
     ) -> None:
         self.own_depth = depth if model.drafts else 0
@@ -90,8 +91,8 @@ class RaggedDecoder(Batch):
         super().__init__(model, looks_up=lookup > 0, fixed=fixed, depth=self.max_depth)
         self.reads = 0
         self.weight_bytes, self.vocabulary = model.weight_bytes, model.vocabulary
-        self.pads, self.slow_parts, self.shares = model.pads, model.slow_parts, prefixes is not None
-        self._prefixes = prefixes
+        self.pads, self.slow_parts = model.pads, model.slow_parts
+        self.prefixes = make_prefixes(self) if make_prefixes else None
         self._reading: dict[str, Reading] = {}
         self._reports: dict[str, Report] = {}
         self._footprint = Footprint(model, self.max_depth, looks_up=self.looks_up, fixed=fixed)
@@ -101,6 +102,10 @@ class RaggedDecoder(Batch):
         self._depths: Mapping[str, int] = {}
         self._in_flight: _Flight | None = None
         self._halves = Halves(model, self.own_depth)
+
+    @property
+    def shares(self) -> bool:
+        return self.prefixes is not None
 
     @property
     def traces(self) -> int:
@@ -123,7 +128,9 @@ class RaggedDecoder(Batch):
         return (
             self._footprint.of_rows(rows)
             if alone
-            else self._footprint.of_rows(rows, self.layout, self.suspended_pages)
+            else self._footprint.of_rows(
+                rows, self.layout, self.suspended_pages + self.pages.alone, self.pages.saved
+            )
         )
 
     # Prompts.
@@ -131,16 +138,16 @@ class RaggedDecoder(Batch):
     def add(self, row: Row) -> Known:
         reading = self._reading[row.row_id] = Reading(row, row.history)
         unread = reading.history[: row.shareable]
-        if not (self._prefixes and row.cache and unread):
+        if not (self.prefixes and row.cache and unread):
             return Known(left=reading.left)
         if self._fixed:
-            shared = self._prefixes.shared(unread, row.salt)
+            shared = self.prefixes.shared(unread, row.salt)
             unread = unread[: shared - shared % self._unit]
-        held, layers = self._prefixes.take(unread, row.salt)
+        held, pages, layers = self.prefixes.take(unread, row.salt)
         if held:
-            self.reserve([(reading.pages, held)])
-            reading.take(self.caches, held, layers)
-        return Known(held, self._prefixes.shared(unread, row.salt), reading.left)
+            reading.pages = self.share(pages, held)
+            reading.states, reading.done = layers, held
+        return Known(held, self.prefixes.shared(unread, row.salt), reading.left)
 
     def _read(self, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
         ends = [(r.pages, r.done + n) for r, n in zip(readings, lengths, strict=True)]
@@ -162,9 +169,10 @@ class RaggedDecoder(Batch):
             whole = reading.done and not reading.done % self._unit
             if self._fixed and reading.is_scored:
                 whole = False  # its windows may be narrower
-            if self._prefixes and reading.request.cache and whole:
+            if self.prefixes and reading.request.cache and whole:
                 known = reading.history[: reading.done]
-                self._prefixes.put(known, reading.layers(self.caches), reading.request.salt)
+                states = [array for layer in reading.states for array in layer]
+                self.prefixes.put(known, reading.pages, states, reading.request.salt)
         finished = [reading for reading in readings if not reading.left]
         if joining := [reading for reading in finished if reading.request.max_tokens]:
             self.join([(reading.request, reading.pages, reading.states) for reading in joining])
@@ -183,8 +191,8 @@ class RaggedDecoder(Batch):
         return taken
 
     def limit_prefixes(self, room: int) -> None:
-        if self._prefixes:
-            self._prefixes.limit_to(room)
+        if self.prefixes:
+            self.prefixes.limit_to(room)
 
     def remove(self, row_id: str) -> None:
         # A row whose joining failed may be in both.
@@ -197,23 +205,29 @@ class RaggedDecoder(Batch):
         row = self.rows.get(row_id)
         # With fixed shapes a text is no beginning of a prompt, which is read in other windows.
         goes_on = row and row.request.cache and row.request.goes_on and not self._fixed
-        if self._prefixes and row and goes_on:
+        if self.prefixes and row and goes_on:
             # States are known after the first token of the last window. That is the one in flight,
             # whose samples nobody wants any more; or, without one, the one that was read last.
             flight = self._in_flight
             flies = flight and any(other is row for _, other in flight.rows)
             length = row.cursor - (flight.width - 1 if flight and flies else row.accepted)
             self.fold([row], length)
-            layers = [cache.held(row.seat, length) for cache in self.caches]
-            self._prefixes.put(row.tokens[:length], layers, row.request.salt)
+            layers = [cache.held(row.seat, length) for cache in self.caches if not cache.paged]
+            states = [array for layer in layers for array in layer]
+            self.prefixes.put(row.tokens[:length], row.pages, states, row.request.salt)
         self.remove(row_id)
+
+    def _end(self) -> None:
+        if self.prefixes:
+            self.prefixes.trim()
+        super()._end()
 
     def wait(self) -> None:
         mx.synchronize()
 
     def close(self) -> None:
-        if self._prefixes:
-            self._prefixes.close()
+        if self.prefixes:
+            self.prefixes.close()
 
     # Steps.
 

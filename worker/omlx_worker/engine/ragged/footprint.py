@@ -140,17 +140,21 @@ class Footprint:
         token = sum(size for size, ring in self._layers if not ring)
         return RowBytes(token, sum(size * ring for size, ring in self._layers), self._state)
 
-    def of_rows(self, rows: Sequence[Size], layout: Layout = EMPTY, others: int = 0) -> int:
+    def of_rows(
+        self, rows: Sequence[Size], layout: Layout = EMPTY, others: int = 0, saved: int = 0
+    ) -> int:
         """See `omlx_worker.engine.rows.interface.Engine.bytes_for`.
 
         Args:
             layout: of the batch that they join, or are in.
-            others: pages of its pool that other rows have. They are not counted.
+            others: pages of its pool that none of these rows has. They are not counted.
+            saved: how many more pages rows would have there if they shared none.
         """
         # A row's last step may commit drafts beyond its end before the host has read it.
         needs = [pages_for(longest + max(0, self._depth - 1)) for _, longest, *_ in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
-        grown = layout_for(len(needs), sum(needs) + others, max(needs, default=0), layout)
+        pages = sum(needs) - saved - sum(map(_shared, rows)) + others
+        grown = layout_for(len(needs), pages, max(needs, default=0), layout)
         if self._fixed:
             grown = grown._replace(slots=self._fixed)
         prompts = [to_read for to_read, *_ in rows if to_read]
@@ -161,15 +165,15 @@ class Footprint:
             size * (grown.slots * min(grown.capacity, ring) if ring else grown.pages * PAGE)
             for size, ring in self._layers
         ]
-        bare = all(size[3:] == (1,) for size in rows)
+        bare = all(size[3:4] == (1,) for size in rows)
         # Counts, and the drafts' own weights.
         slot = self._slot + (0 if bare else 4 * self._logits)
         # Measured, over a window at once: all sampling rules together are ten float32 arrays.
         window = self._logits * (_BARE if bare else _SAMPLED)
         passing = max(
-            grown.slots * ((IN_FLIGHT - 1) * slot + window),
-            # One layer's bodies, old and new.
-            max(bodies, default=0),
+            # The plain form of a step copies bodies, one layer's while the last one's are freed. So
+            # does a change of the pool.
+            grown.slots * ((IN_FLIGHT - 1) * slot + window) + 2 * max(bodies, default=0),
             # Rows that meet have more room than they need. A layer's bodies are gathered twice.
             int(2 * SPREAD * sum(map(room_for, prompts)))
             * max((size for size, _ in self._layers), default=0),
@@ -188,6 +192,11 @@ class Footprint:
         of_row = self.of_row
         each = sum(size for size, _ in self._layers)
         return min(tokens, LONGEST_CHUNK) * each + of_row.sliding + of_row.state
+
+
+def _shared(row: Size) -> int:
+    """Pages that a row will take from rows that have them."""
+    return sum(tokens // PAGE for tokens in row[4:])
 
 
 def _bytes(arrays: Iterable[mx.array]) -> int:

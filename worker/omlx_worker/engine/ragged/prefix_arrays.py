@@ -1,14 +1,16 @@
 """What layers keep of a prompt, in two kinds of arrays.
 
-Layers that keep the keys and values of every token can be cut: their arrays are pieces, and
-neighbouring pieces join. All other layers have states, which are valid at one position alone.
+Layers that keep the keys and values of every token have them in pages, and can be cut anywhere: a
+piece is what they hold of a span. All other layers have states, which are valid at one position
+alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from math import prod
 from typing import Self
 
 import mlx.core as mx
@@ -20,8 +22,7 @@ AT_ONCE = 64 << 20
 """Bytes that are copied before the device is waited for."""
 
 Layers = list[list[mx.array]]
-"""What each layer keeps of a row: keys and values ``[1, H, L, D]``, each position at its index in a
-body, or states ``[1, ...]``."""
+"""What each layer keeps of a row besides pages: states ``[1, ...]``, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,11 @@ class Forms:
         return cls(layers)
 
     @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values."""
+        return sum(form.dtype.size * prod(form.shape) for form in self.pieces)
+
+    @property
     def pieces(self) -> list[Form]:
         return [form for layer in self.layers for form in layer if form.positions is None]
 
@@ -73,37 +79,13 @@ class Forms:
     def states(self) -> list[Form]:
         return [form for layer in self.layers for form in layer if form.positions is not None]
 
-    def split(self, layers: Layers) -> tuple[list[mx.array], list[mx.array]]:
-        """The pieces and the states of a row."""
-        pieces: list[mx.array] = []
-        states: list[mx.array] = []
-        for forms, arrays in zip(self.layers, layers, strict=True):
-            (pieces if forms[0].positions is None else states).extend(arrays)
-        return pieces, states
-
-    def join(
-        self, pieces: Sequence[Sequence[mx.array]], states: Sequence[mx.array], length: int
-    ) -> Layers:
-        """What the layers keep of ``length`` tokens.
-
-        Args:
-            pieces: one or more in a row; the last may be longer than needed.
-            states: after these tokens.
-        """
-        columns, rest = zip(*pieces, strict=True), iter(states)
+    def layers_of(self, states: Sequence[mx.array]) -> Layers:
+        """What each layer keeps besides pages, in array objects of its own."""
+        rest = iter(states)
         return [
-            [
-                _joined(next(columns), length) if f.positions is None else copy(next(rest))
-                for f in layer
-            ]
+            [] if layer[0].positions is None else [copy(next(rest)) for _ in layer]
             for layer in self.layers
         ]
-
-
-def _joined(pieces: Sequence[mx.array], length: int) -> mx.array:
-    *whole, last = pieces
-    last = last[..., : length - sum(piece.shape[2] for piece in whole), :]
-    return mx.concatenate([*whole, last], axis=2) if whole else last
 
 
 def copies(arrays: Iterable[mx.array]) -> list[mx.array]:
@@ -124,19 +106,6 @@ def copies(arrays: Iterable[mx.array]) -> list[mx.array]:
             started = 0
     mx.async_eval(copied)
     return copied
-
-
-def halves(pieces: list[mx.array], at: int) -> tuple[list[mx.array], list[mx.array]]:
-    """Copies of what is before a position and from it on; the list is emptied meanwhile."""
-
-    def cut() -> Iterator[mx.array]:
-        while pieces:
-            piece = pieces.pop(0)
-            yield piece[..., :at, :]
-            yield piece[..., at:, :]
-
-    copied = copies(cut())
-    return copied[::2], copied[1::2]
 
 
 def size_of(arrays: Iterable[mx.array]) -> int:

@@ -129,7 +129,8 @@ class PrefixDisk:
         if size > self._limit or (waiting and waiting + size > QUEUED_BYTES):
             return False
         self._queued += size
-        mx.async_eval(beginning.pieces, beginning.states)  # arrays of this thread's stream
+        # Arrays of this thread's stream, and copies of pages that the next rows write to.
+        mx.eval(beginning.pieces, beginning.states)
         self._tasks.put(lambda: self._write(beginning))
         return True
 

@@ -93,24 +93,6 @@ class Reading:
         last = min(end, len(row.prompt) - 1)
         return [(position, row.prompt[position + 1]) for position in range(start, last)]
 
-    def layers(self, caches: Sequence[LayerCache]) -> Layers:
-        """What the layers hold of it; nothing before its first token."""
-        seat = Seat(0, places(self.pages))
-        return [
-            cache.held(seat, self.done) if cache.paged else states
-            for cache, states in zip(caches, self.states, strict=False)
-        ]
-
-    def take(self, caches: Sequence[LayerCache], done: int, layers: Layers) -> None:
-        """Take what the layers hold of its first ``done`` tokens, for which it has pages."""
-        seat = Seat(0, places(self.pages))
-        for cache, part in zip(caches, layers, strict=True):
-            if cache.paged:
-                cache.write(seat, part)
-                mx.eval(cache.arrays)
-            self.states.append([] if cache.paged else part)
-        self.done = done
-
 
 def read(
     model: RaggedModel,

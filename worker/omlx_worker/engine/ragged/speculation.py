@@ -161,7 +161,7 @@ def propose(
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
             at = cursors + place if drafter.advances else window.cursors + accepted
-            here = Window.at(at, body_lengths, 1, window.table)
+            here = Window.at(at, body_lengths, 1, window.table, window.entries)
             last = drafter.draft(token, last, caches, here)
     return Drafts(
         mx.concatenate(drawn, axis=1), mx.concatenate(weights, axis=1) if weights else None

@@ -9,6 +9,7 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``cursors``       tokens in the cache, which is the pending token's position
 ``body_lengths``  how many of them are in the attention bodies
 ``table``         ``[S, M]``, the pages of the attention bodies
+``entries``       ``[E]``, where the table has any
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
 ``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step
 ``source``        who made them: an index of `SOURCES`
@@ -212,6 +213,7 @@ def commit(
         "cursors": moved,
         "body_lengths": body_lengths,
         "table": state["table"],
+        "entries": state["entries"],
         "accepted": accepted,
     }
     if counts is not None:
@@ -295,7 +297,8 @@ def _window(state: State) -> tuple[mx.array, Window]:
     if "drafts" in state:
         tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
     width = tokens.shape[1]
-    return tokens, Window.at(state["cursors"], state["body_lengths"], width, state["table"])
+    places = state["cursors"], state["body_lengths"]
+    return tokens, Window.at(*places, width, state["table"], state["entries"])
 
 
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:

@@ -25,8 +25,9 @@ made more tokens on those that others have measured, with drafts or without."""
 
 Size = tuple[int, ...]
 """The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at
-most (`Row.longest`), 1 if its prompt is scored, and 1 if its steps need no array over the
-vocabulary but their logits. The last two are 0 if they are missing."""
+most (`Row.longest`), 1 if its prompt is scored, 1 if its steps need no array over the vocabulary
+but their logits, and tokens at its beginning whose pages it will share with rows that have them.
+The last three are 0 if they are missing."""
 
 FIXED_CHUNK = 256
 """With fixed shapes, prompts are read in chunks that end at multiples of this."""

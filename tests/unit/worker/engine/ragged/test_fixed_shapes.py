@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,7 +83,7 @@ class Worker:
     ) -> None:
         contest = Contest(fixed=fixed)
         model = as_ragged(network, drafts=depth > 0, checks=False, kernels=for_device(contest))
-        kept = PrefixCache(Forms.of(model), prefixes) if prefixes else None
+        kept = partial(PrefixCache, Forms.of(model), prefixes) if prefixes else None
         decoder = RaggedDecoder(model, depth, lookup, kept, fixed=slots if fixed else 0)
         engine = DecodingEngine(
             *("tiny", decoder, Loaded.demo().tokenizer, cast(Any, None)),

@@ -75,6 +75,7 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
         "offered": zeros,
         "source": zeros,
         "table": zeros[:, None],
+        "entries": zeros,
         "counts": mx.array([counted(history) for history in histories], mx.int32),
     }
     in_windows = in_drafts = 0

@@ -183,7 +183,7 @@ def stepped(history: list[int], own: int, depth: int) -> dict[str, mx.array]:
     values = dict.fromkeys(("body_lengths", "accepted", "offered", "source"), 0)
     values |= {"pending": history[-1], "cursors": len(history) - 1}
     state = {name: mx.array([value], mx.int32) for name, value in values.items()}
-    state["table"] = mx.zeros((1, 1), mx.int32)
+    state["table"], state["entries"] = mx.zeros((1, 1), mx.int32), mx.zeros((1,), mx.int32)
     state["history"] = widened(history_of(history), LONGEST + PIECE)
     model: Any = TableModel(closeness=0.6)
     return whole_step(model, state, settings, plan, depth, own)[1]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Form, Forms
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import SLIDING, tiny
@@ -21,12 +20,13 @@ from tests.helpers.prefixes import (
     KINDS,
     PROMPT,
     READS,
+    Kept,
+    Rows,
     check_tree,
     equal,
     findable,
     give_up,
     play,
-    poisoning,
 )
 from tests.helpers.readers import Network, StandIn, read_all, read_on
 
@@ -53,7 +53,7 @@ def test_rows_are_exact_whatever_is_kept_and_dropped(
     kinds: tuple[str, ...], script: list[Any], limit: int
 ) -> None:
     reader = StandIn(*kinds)
-    play(reader, script, lambda: PrefixCache(reader.forms, limit))
+    play(reader, script, lambda: Kept(reader.forms, limit))
 
 
 @pytest.mark.slow
@@ -64,20 +64,20 @@ def test_many_rows_are_exact_whatever_is_kept_and_dropped(
     kinds: tuple[str, ...], script: list[Any], limit: int
 ) -> None:
     reader = StandIn(*kinds)
-    play(reader, script, lambda: PrefixCache(reader.forms, limit))
+    play(reader, script, lambda: Kept(reader.forms, limit))
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(script=st.lists(ACTS, min_size=6, max_size=8))
 def test_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
-    play(network, script, lambda: PrefixCache(network.forms, 100_000), ROUNDING)
+    play(network, script, lambda: Kept(network.forms, 100_000), ROUNDING)
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(script=st.lists(ACTS, min_size=6, max_size=20))
 def test_many_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
-    play(network, script, lambda: PrefixCache(network.forms, 200_000), ROUNDING)
+    play(network, script, lambda: Kept(network.forms, 200_000), ROUNDING)
 
 
 @pytest.mark.parametrize("length", [SLIDING - 1, SLIDING, SLIDING + 1, 70])
@@ -87,12 +87,12 @@ def test_reading_on_from_a_beginning_changes_no_bit(
 ) -> None:
     rng = random.Random(length)
     prompt = [rng.randrange(256) for _ in range(length + 9)]
-    cache = PrefixCache(network.forms, AMPLE)
+    cache = Kept(network.forms, AMPLE)
     cold = read_all(network, prompt[:length], 16)
-    cache.put(prompt[:length], cold)
+    cache.keep(prompt[:length], cold)
     cold = read_on(network, prompt, length, cold, chunk)
 
-    found, taken = cache.take(prompt)
+    found, taken = cache.find(prompt)
     assert findable(cache, prompt) == found == length
     taken = read_on(network, prompt, length, taken, chunk)
 
@@ -104,24 +104,24 @@ def test_reading_on_from_a_beginning_changes_no_bit(
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
 def test_no_row_sees_what_becomes_of_nodes_and_of_who_put_them(kinds: tuple[str, ...]) -> None:
     reader = StandIn(*kinds)
-    cache = PrefixCache(reader.forms, AMPLE)
+    cache = Kept(reader.forms, AMPLE)
     cold = read_all(reader, PROMPT)
-    cache.put(PROMPT, cold)
+    cache.keep(PROMPT, cold)
     wanted = [mx.array(part.tolist()) for part in reader.arrays(cold)]
 
     for part in reader.arrays(cold):
         part[...] = mx.nan
-    _, taken = cache.take(PROMPT)
-    with poisoning(cache):
-        give_up(cache, cache.nbytes)
+    _, taken = cache.find(PROMPT)
+    mx.eval(taken)
+    give_up(cache, cache.nbytes)
 
     assert equal(reader.arrays(taken), wanted)
 
 
 def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
     reader = StandIn("all", "all")
-    cache = PrefixCache(reader.forms, AMPLE)
-    cache.put([1, 2, 3, 4], read_all(reader, [1, 2, 3, 4]))
+    cache = Kept(reader.forms, AMPLE)
+    cache.keep([1, 2, 3, 4], read_all(reader, [1, 2, 3, 4]))
 
     assert findable(cache, [1, 2, 3, 7]) == 3
     assert findable(cache, [1, 2]) == 2
@@ -131,51 +131,47 @@ def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
 @pytest.mark.parametrize("kind", ["sliding", "recurrent"])
 def test_other_layers_are_taken_up_where_they_were_put(kind: str) -> None:
     reader = StandIn("all", kind)
-    cache = PrefixCache(reader.forms, AMPLE)
+    cache = Kept(reader.forms, AMPLE)
     prompt = [1, 2, 3, 4, 5]
-    cache.put(prompt, read_all(reader, prompt))
+    cache.keep(prompt, read_all(reader, prompt))
 
     assert findable(cache, [1, 2, 3, 7]) == 0
     assert cache.shared([1, 2, 3, 7]) == 3, "where the next one could be put"
     assert findable(cache, [*prompt, 6]) == 5
-    cache.put(prompt[:3], read_all(reader, prompt[:3]))
+    cache.keep(prompt[:3], read_all(reader, prompt[:3]))
     assert findable(cache, [1, 2, 3, 7]) == 3
     assert findable(cache, [*prompt, 6]) == 5
 
 
 def test_what_beginnings_share_is_kept_once() -> None:
     reader = StandIn("all")
-    cache = PrefixCache(reader.forms, AMPLE)
+    cache = Kept(reader.forms, AMPLE)
     for last in range(5):
         prompt = [*range(100), last]
-        cache.put(prompt, read_all(reader, prompt))
-        cache.put(prompt, read_all(reader, prompt))
+        cache.keep(prompt, read_all(reader, prompt))
+        cache.keep(prompt, read_all(reader, prompt))
 
-    assert cache.nbytes == (100 + 5) * (1 + 2) * 4
+    pages = 100 // Rows.PAGE + 5
+    assert cache.nbytes == pages * Rows.PAGE * (1 + 2) * 4
 
 
 def test_nothing_is_kept_beyond_what_is_counted() -> None:
-    def put(tokens: list[int]) -> None:
-        layers = [
-            list(mx.random.normal((2, 1, 4, len(tokens), 64))),
-            list(mx.random.normal((2, 1, 4, len(tokens), 64))[..., :300, :]),
-            [mx.random.normal((1, 4000, 64))[:, -500:]],
-        ]
-        cache.put(tokens, layers)
+    def keep(tokens: list[int]) -> None:
+        # Parts of larger arrays.
+        ring = list(mx.random.normal((2, 1, 4, 2000, 64))[..., :300, :])
+        cache.keep(tokens, [ring, [mx.random.normal((1, 4000, 64))[:, -500:]]])
 
     gc.collect()
     mx.synchronize()
-    shape, states = (1, 4, 1, 64), (1, 500, 64)
-    windows = ((shape, None), (shape, None)), ((shape, 300), (shape, 300)), ((states, 0),)
-    forms = [[Form(form, mx.float32, window) for form, window in layer] for layer in windows]
-    cache, before = PrefixCache(Forms(forms), AMPLE), mx.get_active_memory()
-    put([0] * 2000)
-    put([0] * 1000 + [1] * 500)
-    assert len(cache._nodes) == 3
+    ring, states = Form((1, 4, 1, 64), mx.float32, 300), Form((1, 500, 64), mx.float32, 0)
+    cache, before = Kept(Forms([[ring, ring], [states]]), AMPLE), mx.get_active_memory()
+    keep([0] * 2000)
+    keep([0] * 1000 + [1] * 500)
     mx.synchronize()
 
-    arrays = 3 * 2 + 2 * 3
+    arrays = 2 * 3
     taken = mx.get_active_memory() - before
+    assert cache.nbytes == 2 * 4 * (2 * 4 * 300 * 64 + 500 * 64)
     # Other tests may have left a few bytes that are freed meanwhile.
     assert cache.nbytes - 1024 <= taken <= cache.nbytes + arrays * 16_384
     give_up(cache, cache.nbytes)
@@ -185,22 +181,22 @@ def test_nothing_is_kept_beyond_what_is_counted() -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(reader.forms, 3 * (3 * 4 * 2 + 8))
+    cache = Kept(reader.forms, 3 * (Rows.PAGE * 12 + 8))
     for first in (1, 2, 3):
-        cache.put([first, 0], read_all(reader, [first, 0]))
+        cache.keep([first, 0], read_all(reader, [first, 0]))
     assert cache.nbytes == cache.limit
-    cache.take([1, 0])[0]
+    cache.find([1, 0])[0]
 
-    cache.put([4, 0], read_all(reader, [4, 0]))
+    cache.keep([4, 0], read_all(reader, [4, 0]))
 
     assert [findable(cache, [first, 0]) for first in (1, 2, 3, 4)] == [2, 0, 2, 2]
 
 
 def test_a_beginning_outlives_what_follows_it() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(reader.forms, AMPLE)
+    cache = Kept(reader.forms, AMPLE)
     for prompt in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
-        cache.put(prompt, read_all(reader, prompt))
+        cache.keep(prompt, read_all(reader, prompt))
 
     for length in (3, 2, 0):
         assert give_up(cache, 1) > 0
@@ -209,9 +205,9 @@ def test_a_beginning_outlives_what_follows_it() -> None:
 
 def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(reader.forms, AMPLE)
+    cache = Kept(reader.forms, AMPLE)
     for prompt in ([1, 2, 3], [1, 2, 4]):
-        cache.put(prompt, read_all(reader, prompt))
+        cache.keep(prompt, read_all(reader, prompt))
     assert cache.shared([1, 2]) == 2
 
     give_up(cache, 1)
@@ -224,10 +220,10 @@ def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
 
 def test_what_does_not_fit_costs_nothing_else_its_place() -> None:
     reader = StandIn("all")
-    cache = PrefixCache(reader.forms, 120)
-    cache.put([1, 2], read_all(reader, [1, 2]))
+    cache = Kept(reader.forms, 120)
+    cache.keep([1, 2], read_all(reader, [1, 2]))
 
-    cache.put([5] * 11, read_all(reader, [5] * 11))
+    cache.keep([5] * 11, read_all(reader, [5] * 11))
 
     assert findable(cache, [1, 2]) == 2
     assert findable(cache, [5] * 11) == 0
@@ -235,37 +231,37 @@ def test_what_does_not_fit_costs_nothing_else_its_place() -> None:
 
 def test_a_limit_of_zero_keeps_nothing() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(reader.forms, 0)
-    cache.put([1, 2], read_all(reader, [1, 2]))
+    cache = Kept(reader.forms, 0)
+    cache.keep([1, 2], read_all(reader, [1, 2]))
 
-    assert findable(cache, [1, 2]) == cache.take([1, 2])[0] == cache.nbytes == 0
+    assert findable(cache, [1, 2]) == cache.find([1, 2])[0] == cache.nbytes == 0
     assert give_up(cache, 10) == 0
 
 
-def test_caches_that_read_something_else_are_refused() -> None:
-    reader = StandIn("all")
-    with pytest.raises(ValueError, match="do not hold 2 tokens"):
-        PrefixCache(reader.forms, AMPLE).put([1, 2], read_all(reader, [1, 2, 3]))
+def test_too_few_pages_are_refused() -> None:
+    cache = Kept(StandIn("all").forms, AMPLE)
+    with pytest.raises(ValueError, match="1 pages do not hold 5 tokens"):
+        cache.put([1] * 5, cache.rows.new(1), [])
 
 
 def test_a_prompt_of_another_salt_finds_nothing() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(reader.forms, AMPLE)
-    cache.put(PROMPT, read_all(reader, PROMPT), "theirs")
+    cache = Kept(reader.forms, AMPLE)
+    cache.keep(PROMPT, read_all(reader, PROMPT), "theirs")
 
     for salt, length in (("ours", 0), (None, 0), ("", 0), ("theirs", 20)):
         assert cache.shared(PROMPT, salt) == length
-        assert cache.take(PROMPT, salt)[0] == length
+        assert cache.find(PROMPT, salt)[0] == length
 
 
 def test_salts_take_the_room_of_others_and_leave_nothing_behind() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(reader.forms, AMPLE)
-    cache.put(PROMPT, read_all(reader, PROMPT), "first")
+    cache = Kept(reader.forms, AMPLE)
+    cache.keep(PROMPT, read_all(reader, PROMPT), "first")
     size = cache.nbytes
     cache.limit_to(2 * size)
     for salt in "abcdef":
-        cache.put(PROMPT, read_all(reader, PROMPT), salt)
+        cache.keep(PROMPT, read_all(reader, PROMPT), salt)
 
     held = [salt for salt in ("first", *"abcdef") if cache.shared(PROMPT, salt)]
     assert held == ["e", "f"]

@@ -24,8 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged import prefix_disk
-from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import Forms, Layers
+from omlx_worker.engine.ragged.prefix_arrays import Forms
 from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, Beginning, NotPrivate, PrefixDisk
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
@@ -36,6 +35,7 @@ from tests.helpers.prefixes import (
     PROMPT,
     READS,
     RESTARTS,
+    Kept,
     Starts,
     equal,
     findable,
@@ -44,7 +44,7 @@ from tests.helpers.prefixes import (
     put,
     settle,
 )
-from tests.helpers.readers import Network, Reader, StandIn, read_all
+from tests.helpers.readers import Held, Network, Reader, StandIn, read_all
 
 ACTS = st.one_of(READS, READS, DROPS, RESTARTS)
 
@@ -85,18 +85,18 @@ def test_rows_are_exact_across_many_restarts(
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 def test_a_beginning_used_twice_is_found_after_a_restart(start: Starts, dtype: mx.Dtype) -> None:
     class Narrow(StandIn):
-        def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+        def read(self, tokens: Sequence[int], first: int, last: int, layers: Held) -> Held:
             [keys, values], *others = super().read(tokens, first, last, layers)
             return [[keys.astype(dtype), values], *others]
 
     reader = start.reader = Narrow("all", "recurrent", "sliding")
     caches = read_all(reader, PROMPT)
     cache = start()
-    cache.put(PROMPT, caches)
-    cache.put(PROMPT, caches)
+    cache.keep(PROMPT, caches)
+    cache.keep(PROMPT, caches)
     cache = start()
 
-    found, taken = cache.take([*PROMPT, 1])
+    found, taken = cache.find([*PROMPT, 1])
     assert found == 20
 
     assert taken[0][0].dtype == dtype
@@ -111,7 +111,7 @@ def test_a_beginning_used_once_is_not_written(start: Starts, reader: Reader) -> 
 def test_taking_up_is_a_use(start: Starts, reader: Reader) -> None:
     cache = start()
     put(cache, reader, PROMPT, times=1)
-    cache.take(PROMPT)
+    cache.find(PROMPT)
     assert len(start.files) == 1
 
 
@@ -119,11 +119,11 @@ def test_a_conversation_is_written_once_and_read_in_turns(start: Starts, reader:
     cache = start()
     for end in (8, 14, 20):
         put(cache, reader, PROMPT[:end])
-    cache.take(PROMPT)
+    cache.find(PROMPT)
     assert sorted(map(span, start.files)) == [(0, 8), (8, 14), (14, 20)]
 
     cache = start()
-    found, taken = cache.take(PROMPT)
+    found, taken = cache.find(PROMPT)
     assert found == 20
     assert equal(reader.arrays(taken), reader.arrays(read_all(reader, PROMPT)))
 
@@ -135,7 +135,7 @@ def test_a_turn_is_of_no_use_without_those_before_it(start: Starts, reader: Read
     [middle] = [path for path in start.files if span(path) == (8, 14)]
     middle.unlink()
 
-    assert start().take(PROMPT)[0] == 8
+    assert start().find(PROMPT)[0] == 8
 
 
 def test_a_branch_without_its_states_goes_into_the_files_below_it(
@@ -146,7 +146,7 @@ def test_a_branch_without_its_states_goes_into_the_files_below_it(
         put(cache, reader, [*PROMPT, last], times=1)
     assert [span(path) for path in start.files] == [(0, 21)]
 
-    assert start().take([*PROMPT, 1])[0] == 21
+    assert start().find([*PROMPT, 1])[0] == 21
 
 
 def test_another_identity_finds_nothing(start: Starts, reader: Reader) -> None:
@@ -164,7 +164,7 @@ def test_the_least_recently_used_file_goes_first(start: Starts, reader: Reader) 
     put(cache, reader, [2, 2])
     size = max(path.stat().st_size for path in start.files)
     cache = start(limit=3 * size)
-    cache.take([1, 1])
+    cache.find([1, 1])
 
     put(cache, reader, [3, 3])
     assert [findable(start(), [n, n]) for n in (1, 2, 3)] == [2, 2, 2]
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_written_to_costs_one_warning(
     for n in range(3):
         put(cache, reader, [n, n])
 
-    assert cache.take(PROMPT)[0] == 20
+    assert cache.find(PROMPT)[0] == 20
     assert start.files == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
@@ -287,7 +287,7 @@ def test_rows_go_on_while_the_disk_stands_still(start: Starts, reader: Reader) -
     with patch.object(Path, "replace", wait):
         for n in range(5):
             put(cache, reader, [n, n])
-            assert cache.take([n, n, 9])[0] == 2
+            assert cache.find([n, n, 9])[0] == 2
         free.set()
         assert len(start.files) == 5
 
@@ -336,7 +336,7 @@ def test_what_was_read_gives_way_first_the_oldest_before_the_others(
 def test_nothing_gives_way_to_what_is_read(start: Starts, reader: Reader) -> None:
     put(start(), reader, [1, 1])
     cache = start()
-    cache.put([2, 2], read_all(reader, [2, 2]))
+    cache.keep([2, 2], read_all(reader, [2, 2]))
     cache.limit_to(cache.nbytes)
 
     assert [findable(cache, [n, n]) for n in (1, 2)] == [0, 2]
@@ -358,14 +358,14 @@ def test_files_of_a_model_fit_the_forms_that_are_found_at_load(
     prompts = [PROMPT[:1], PROMPT[:7], [*PROMPT, *PROMPT]]
     for prompt in prompts:
         disk = PrefixDisk(tmp_path, identity, AMPLE, forms, 0)
-        put(PrefixCache(forms, AMPLE, disk), reader, prompt)
+        put(Kept(forms, AMPLE, disk), reader, prompt)
         disk.close()
 
     disk = PrefixDisk(tmp_path, identity, AMPLE, forms, AMPLE)
     settle(disk)
-    cache = PrefixCache(forms, AMPLE, disk)
+    cache = Kept(forms, AMPLE, disk)
     for prompt in prompts:
-        found, layers = cache.take(prompt)
+        found, layers = cache.find(prompt)
         assert found == len(prompt)
         assert equal(reader.arrays(layers), reader.arrays(read_all(reader, prompt)), 1e-3)
     disk.close()
@@ -437,7 +437,7 @@ def test_a_file_that_another_worker_removes_is_no_loss(
     put(theirs(limit=size), reader, PROMPT[::-1])
     theirs.end()
 
-    assert ours.take(PROMPT)[0] == 20
+    assert ours.find(PROMPT)[0] == 20
     put(ours, reader, [9, 9])
     assert len(start.files) == 2
     assert caplog.records == []
@@ -466,10 +466,10 @@ def test_rows_of_another_salt_find_no_file(start: Starts, reader: Reader) -> Non
     put(start(), reader, PROMPT, salt="theirs")
 
     for salt, length in (("theirs", 20), ("ours", 0), ("", 0), (None, 0)):
-        assert start().take(PROMPT, salt)[0] == length
+        assert start().find(PROMPT, salt)[0] == length
     put(start(), reader, PROMPT, salt="ours")
     assert len(start.files) == 2
-    assert start().take(PROMPT, "ours")[0] == 20
+    assert start().find(PROMPT, "ours")[0] == 20
     assert not any(b"ours" in file.read_bytes() for file in start.files), "a salt is not told"
 
 
@@ -516,14 +516,14 @@ def test_a_damaged_file_is_deleted_and_named_once(
 
     cache = start()
 
-    assert cache.take(PROMPT) == (0, [])
-    assert cache.take([9, 9])[0] == 2
+    assert cache.find(PROMPT) == (0, [])
+    assert cache.find([9, 9])[0] == 2
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert str(bad) in record.getMessage()
     assert start.files == [whole]
     put(start(), reader, PROMPT)
-    assert start().take(PROMPT)[0] == 20
+    assert start().find(PROMPT)[0] == 20
 
 
 @pytest.mark.parametrize("other", ["identity", "format"])
@@ -537,7 +537,7 @@ def test_a_file_of_another_model_or_version_is_never_used(
     [ours] = [path.parent for path in start.files if path.parent != theirs.parent]
     shutil.copy(theirs, ours)
 
-    assert start().take(PROMPT)[0] == 0
+    assert start().find(PROMPT)[0] == 0
 
     assert "belongs to another model or version" in caplog.text
     assert theirs.exists()
@@ -553,7 +553,7 @@ def test_a_file_under_the_name_of_other_tokens_is_never_used(
     one.replace(other)
 
     cache = start()
-    assert cache.take(PROMPT)[0] == cache.take(PROMPT[::-1])[0] == 0
+    assert cache.find(PROMPT)[0] == cache.find(PROMPT[::-1])[0] == 0
     assert len(caplog.records) == 1
 
 
@@ -563,7 +563,7 @@ def test_a_file_of_other_layers_is_never_used(
     put(start(), reader, PROMPT)
 
     with_a_head = StandIn("all", "recurrent", "sliding", "all")
-    assert start(reader=with_a_head).take(PROMPT)[0] == 0
+    assert start(reader=with_a_head).find(PROMPT)[0] == 0
     assert "its arrays have other shapes than the model's" in caplog.text
 
 
@@ -597,7 +597,7 @@ def test_a_file_with_other_shapes_is_deleted_and_named_once(
         put(start(), reader, PROMPT)
         [bad] = start.files
 
-    assert start().take(PROMPT)[0] == 0
+    assert start().find(PROMPT)[0] == 0
 
     assert not bad.exists()
     [record] = caplog.records
@@ -620,7 +620,7 @@ def test_a_link_or_a_file_of_another_user_is_never_used(
         return os.stat_result([*lstat(path)[:4], another, *lstat(path)[5:]])
 
     with patch.object(Path, "lstat", lstat if whose == "a link" else theirs):
-        assert start().take(PROMPT)[0] == 0
+        assert start().find(PROMPT)[0] == 0
 
     assert "it is another user's" in caplog.text
     assert start.files == []
@@ -670,7 +670,7 @@ def test_a_worker_killed_while_it_keeps_a_beginning_leaves_whole_files(
 
     cache = start()
     for prompt, wanted in (PROMPT, 20), (PROMPT[::-1], 20 if point == "renamed" else 0):
-        found, taken = cache.take(prompt)
+        found, taken = cache.find(prompt)
         assert found == wanted
         if wanted:
             assert equal(reader.arrays(taken), reader.arrays(read_all(reader, prompt)))

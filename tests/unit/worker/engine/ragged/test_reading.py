@@ -19,6 +19,7 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.reading import Reading, read
 from tests.helpers.decoding import Loaded, row
 from tests.helpers.families import SLIDING, tiny
+from tests.helpers.readers import held
 
 LENGTHS = (1, 2, 6, SLIDING - 1, SLIDING + 1, 2 * SLIDING + 3)
 CHUNKS = (5, SLIDING, 100)
@@ -63,7 +64,7 @@ def check_like_alone(model: RaggedModel) -> None:
     for each in alone:
         read_together(model, others, [each])
     for one, other in zip(together, alone, strict=True):
-        got, wanted = chain(*one.layers(shared)), chain(*other.layers(others))
+        got, wanted = chain(*held(one, shared)), chain(*held(other, others))
         for left, right in zip(got, wanted, strict=True):
             assert left.shape == right.shape
             assert mx.allclose(left, right, rtol=1e-4, atol=1e-4), len(one.history)

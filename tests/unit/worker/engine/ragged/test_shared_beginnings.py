@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import mlx.nn as nn
@@ -21,6 +22,7 @@ from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
@@ -42,30 +44,43 @@ class Decoding:
     """A decode loop over a network, whose prompts share their beginnings."""
 
     def __init__(
-        self, network: nn.Module, *, kept: int = PLENTY, depth: int = 0, looks_up: bool = True
+        self,
+        network: nn.Module,
+        *,
+        kept: int = PLENTY,
+        depth: int = 0,
+        looks_up: bool = True,
+        limit: int = PLENTY,
     ) -> None:
         model = as_ragged(network, drafts=depth > 0)
-        self.prefixes = PrefixCache(Forms.of(model), kept)
-        prefixes = self.prefixes if kept else None
+        prefixes = partial(PrefixCache, Forms.of(model), kept) if kept else None
         lookup = 3 if looks_up else 0
-        decoder = RaggedDecoder(model, depth, lookup, prefixes)
+        self.decoder = decoder = RaggedDecoder(model, depth, lookup, prefixes)
         tokenizer = Loaded.demo().tokenizer
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
         prepare = cast(Any, None)  # rows come with tokens
         engine = DecodingEngine("tiny", decoder, tokenizer, prepare, info, max_rows=8)
         self.counters = Counters()
         self.logprobs: dict[str, list[float]] = {}
+        self.most_rows = self.most_pages = 0
         self._loop = DecodeLoop(
             engine,
-            MemoryBudget(PLENTY, 0, decoder.bytes_for),
+            MemoryBudget(limit, 0, decoder.bytes_for),
             self.counters,
             driver=DepthDriver(FixedPolicy(depth)),
             chunks=ChunkSize(256),
         )
 
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept of rows which have left."""
+        return self.decoder.prefixes.nbytes if self.decoder.prefixes else 0
+
     def run(self, rows: list[DecodeRow]) -> dict[str, list[int]]:
         self._loop.add(rows)
         while (emissions := self._loop.act()) is not None:
+            self.most_rows = max(self.most_rows, len(self.decoder.rows))
+            self.most_pages = max(self.most_pages, self.decoder.pages.used)
             for emission in emissions:
                 kept = [entry.logprob for entry in emission.logprobs or ()]
                 self.logprobs.setdefault(emission.row_id, []).extend(kept)
@@ -91,8 +106,8 @@ def check_like_cold(
     warm: Decoding, cold: Decoding, kept: int, rounds: list[list[tuple[str, list[int]]]]
 ) -> None:
     """Texts and log-probabilities of rows that come in rounds, against cold ones."""
-    warm.prefixes.limit_to(0)
-    warm.prefixes.limit_to(kept)
+    warm.decoder.limit_prefixes(0)
+    warm.decoder.limit_prefixes(kept)
     for rows in rounds:
         got, wanted = (each.run([bulk(*row) for row in rows]) for each in (warm, cold))
         assert got == wanted
@@ -120,6 +135,45 @@ def test_choices_that_wait_for_a_place_still_share_their_prompt() -> None:
     # The first step of each choice reads the prompt's last token.
     assert decoding.counters.prompt_tokens <= 200 + 128
     assert {tuple(text) for text in texts.values()} == {tuple(texts["job:0"])}
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_rows_that_share_a_beginning_hold_its_pages_once(family: str) -> None:
+    decoding = Decoding(tiny(family))
+
+    decoding.run(rows_that_share(8, shared=10 * PAGE, own=9))
+
+    assert decoding.most_rows == 8
+    # Each row has a page for its own end.
+    assert decoding.most_pages <= 10 + 8
+
+
+def test_more_rows_run_together_where_they_share_a_beginning() -> None:
+    rows = rows_that_share(8, shared=20 * PAGE, own=9)
+    longer = [replace(row, request=replace(row.request, max_tokens=60)) for row in rows]
+    network = tiny("llama")
+    room_for_two = Decoding(network).decoder.bytes_for([longer[0].size] * 2, alone=True)
+    decoding = Decoding(network, limit=room_for_two)
+
+    decoding.run(longer)
+
+    assert decoding.most_rows >= 4
+
+
+def test_a_row_that_waits_counts_less_once_what_it_will_share_is_read() -> None:
+    decoder = RaggedDecoder(as_ragged(tiny("llama")))
+    first, second = rows_that_share(2, shared=20 * PAGE, own=9)
+    for row, others in ((first, []), (second, [first])):
+        row.wait()
+        note(row, others)
+    first.join()
+    sizes = [second.size]
+    first.read(first.left - 20 * PAGE)
+    sizes.append(second.size)
+
+    cold, warm = (decoder.bytes_for([first.size, size]) for size in sizes)
+
+    assert cold - warm >= 20 * PAGE * decoder.row_bytes.token
 
 
 def test_so_do_rows_of_a_model_with_a_head(qwen: Loaded) -> None:
@@ -241,10 +295,10 @@ def test_a_row_that_wants_none_of_it_is_read_cold_and_keeps_nothing() -> None:
     decoding = Decoding(tiny("llama"))
     prompt = tokens(SHORTEST + 40, "prompt")
     decoding.run([bulk("one", prompt, cache=False), bulk("two", prompt, cache=False)])
-    assert decoding.prefixes.nbytes == 0
+    assert decoding.kept == 0
 
     decoding.run([bulk("three", prompt), bulk("four", prompt)])
-    assert decoding.prefixes.nbytes
+    assert decoding.kept
     [row] = [bulk("five", prompt, cache=False)]
     decoding.run([row])
     assert row.cached == 0

@@ -14,7 +14,7 @@ from omlx_worker.engine.kernels.window import PAGE, Window
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """The `Attention` of products over whole arrays: all pages of the pool, and all tails.
+    """The `Attention` of products over whole arrays: copies of the rows' pages, and all tails.
 
     Windows of prompts take their own pages alone, by MLX's kernel where it can.
     """
@@ -60,7 +60,8 @@ class PlainAttention:
         body_mask, tail_mask = window.masks(sliding, ring)
         owners = None
         if not ring:
-            owners, body_mask = window.owners(bodies[0].shape[0], sliding)
+            pages, owners, body_mask = window.listed(sliding)
+            bodies = bodies[0][pages], bodies[1][pages]
         parts = [_Part(bodies, body_mask, owners), _Part(tails, tail_mask)]
         scores = [_scores(asked, part, group, softcap) for part in parts]
         peaks = [_most(each, part, slots) for each, part in zip(scores, parts, strict=True)]
@@ -123,7 +124,7 @@ class _Part(NamedTuple):
     Attributes:
         arrays: keys and values ``[N, H, L, D]``, of slots or of pages.
         mask: ``[N, 1, 1 or W, L]``.
-        owners: ``[N]`` int32, the slot that each page belongs to; None for slots.
+        owners: ``[N]`` int32, the slot whose row has each page; None for slots.
     """
 
     arrays: Pair
