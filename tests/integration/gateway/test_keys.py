@@ -370,7 +370,8 @@ def test_prompts_that_have_ended_leave_room_however_many_came_at_once(
     with running_gateway(redis_url, Limits(queued=100)) as url:
         for _ in range(3):
             with contextlib.suppress(httpx2.ReadTimeout):
-                answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=0.3)
+                # Long enough for all of them to be in the queue.
+                answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=2)
                 raise AssertionError(answer.text)
             wait_for(lambda: not queue(connection, "high").count)
 
