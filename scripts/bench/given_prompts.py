@@ -17,14 +17,17 @@ from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import Page, Seat, places
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
 from omlx_worker.engine.rows.row import Known, Row, Sampling
+
+Layers = list[list[mx.array]]
+"""What each layer holds of a prompt: keys and values ``[1, H, L, D]``, or states ``[1, ...]``."""
 
 
 class PromptCaches:
@@ -44,7 +47,11 @@ class PromptCaches:
             while length := min(LONGEST_CHUNK, reading.left):
                 batch.reserve([(reading.pages, reading.done + length)])
                 read(self._model, batch.caches, [reading], [length])
-            layers = self._prompts[tuple(prompt)] = reading.layers(batch.caches)
+            seat = Seat(0, places(reading.pages))
+            layers = self._prompts[tuple(prompt)] = [
+                cache.held(seat, reading.done) if cache.paged else states
+                for cache, states in zip(batch.caches, reading.states, strict=True)
+            ]
             mx.eval(layers)
             batch.release(reading.pages)
 
@@ -112,11 +119,18 @@ class GivenDecoder(RaggedDecoder):
         self._given = caches
 
     def add(self, row: Row) -> Known:
-        reading = Reading(row, row.history)
-        self.reserve([(reading.pages, reading.left)])
-        layers = self._given.layers_of(row.prompt, head=self._model.drafts)
-        reading.take(self.caches, reading.left, layers)
-        self.join([(row, reading.pages, reading.states)])
+        pages = list[Page]()
+        self.reserve([(pages, row.length - 1)])
+        layers = self._given.layers_of(row.prompt, head=self._model.drafter is not None)
+        seat = Seat(0, places(pages))
+        for cache, part in zip(self.caches, layers, strict=True):
+            if cache.paged:
+                cache.write(seat, part)
+                mx.eval(cache.arrays)
+        states = [
+            [] if cache.paged else part for cache, part in zip(self.caches, layers, strict=True)
+        ]
+        self.join([(row, pages, states)])
         return Known()
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002

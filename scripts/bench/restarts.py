@@ -17,6 +17,7 @@ import random
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from omlx_worker.engine.loading.checkpoint import resolve
@@ -64,11 +65,12 @@ def main() -> None:
             for side, times in sides.items():
                 with tempfile.TemporaryDirectory() as folder:
                     prefixes = Prefixes(ROOM, Path(folder) if side == "with" else None, ROOM)
-                    decoder = RaggedDecoder(model, prefixes=prefixes.cache(model, paths))
+                    make_prefixes = partial(prefixes.cache, model, paths=paths)
+                    decoder = RaggedDecoder(model, make_prefixes=make_prefixes)
                     first_token(decoder, prompt)
                     _, again = first_token(decoder, prompt)
                     decoder.close()
-                    decoder = RaggedDecoder(model, prefixes=prefixes.cache(model, paths))
+                    decoder = RaggedDecoder(model, make_prefixes=make_prefixes)
                     time.sleep(MOMENT)
                     times.append((*first_token(decoder, prompt), again))
                     decoder.close()

@@ -119,7 +119,7 @@ class Kept(PrefixCache):
     def keep(self, tokens: list[int], layers: Held, salt: str | None = None) -> None:
         pieces, states = split(self.rows.forms, layers)
         pages = self.rows.filled(pieces, len(tokens))
-        self.put(tokens, pages, states, salt)
+        self.put(tokens, pages, [states], salt)
         self.rows.release(pages)
         self.trim()
 
@@ -140,7 +140,7 @@ class LiveRow:
         branch = cache.shared(prompt)
         for end in sorted({max(branch, self.done), len(prompt)}):
             self.read_to(end)
-            cache.put(prompt[:end], self.pages, [a for part in self._states for a in part])
+            cache.put(prompt[:end], self.pages, self._states)
 
     @property
     def layers(self) -> Held:

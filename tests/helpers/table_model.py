@@ -21,7 +21,7 @@ class TableModel:
     vocabulary = VOCABULARY
     dtype = mx.float32
     weight_bytes = 0
-    drafts = pads = True
+    pads = True
     embedder = None
     layers: Sequence[Any] = ()
     slow_parts: Sequence[str] = ()
@@ -40,10 +40,6 @@ class TableModel:
 
     def forward(self, tokens: mx.array, *_: Any) -> mx.array:
         return tokens[..., None]
-
-    def draft(self, *window: Any) -> mx.array:
-        drafted: mx.array = self.drafter.draft(*window)
-        return drafted
 
     def logits(self, hidden: mx.array) -> mx.array:
         return self.target[hidden[..., 0]]

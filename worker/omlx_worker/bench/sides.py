@@ -145,6 +145,6 @@ class StreamSide:
 def has_head(network: nn.Module) -> bool:
     """Whether a network drafts by itself on the ragged batch."""
     try:
-        return as_ragged(network).drafts
+        return as_ragged(network).drafter is not None
     except Unsupported:
         return False

@@ -202,11 +202,6 @@ class RaggedModel:
             self.drafter = _Head(head, embed, attending[-1], self.logits)
 
     @property
-    def drafts(self) -> bool:
-        """Whether something drafts for the model."""
-        return self.drafter is not None
-
-    @property
     def weight_bytes(self) -> int:
         """Of its weights and its drafter's."""
         return self._weight_bytes + (self.drafter.weight_bytes if self.drafter else 0)
@@ -265,13 +260,6 @@ class RaggedModel:
         if self.drafter:
             self.drafter.read(tokens, hidden, caches, window)
         return hidden
-
-    def draft(
-        self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
-    ) -> mx.array:
-        """See `Drafter.draft`."""
-        assert self.drafter is not None
-        return self.drafter.draft(tokens, hidden, caches, window)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Score what `forward` returned, as the model's own forward does after its backbone.

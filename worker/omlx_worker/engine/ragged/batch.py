@@ -120,7 +120,7 @@ class Batch:
         rows: those in slots, by their ids.
         suspended: likewise those that may be resumed.
         layout: its slots and pages.
-        pages: those of the layout that rows have, with slots or without.
+        pages: those of the layout: which rows have them, with slots or without, and which are kept.
         caches: one a layer, the head's after the backbone's; none while no row has pages or a slot.
         state: see `omlx_worker.engine.ragged.step`.
         drains: how many times the pipeline was drained to join, fold, rearrange or suspend.
@@ -169,7 +169,7 @@ class Batch:
         remaining = row.max_tokens - len(row.generated)
         joining = BatchRow(row, history, length, length, remaining, pages, layers, state)
         if self.looks_up:
-            joining.runs = Runs(history, BEFORE_OWN if self._model.drafts else SHORTEST)
+            joining.runs = Runs(history, BEFORE_OWN if self._model.drafter else SHORTEST)
         if row.grammar is not None:
             joining.matcher = Matcher(row.grammar, row.generated)
         if row.sampling.thinking:
@@ -233,17 +233,20 @@ class Batch:
         if any(row.in_tail + positions > TAIL for row in self.rows.values()):
             self.fold(list(self.rows.values()))
 
-    def share(self, pages: Sequence[Page], length: int) -> list[Page]:
+    def share(self, own: list[Page], pages: Sequence[Page], length: int) -> None:
         """Give a row the pages that have its first ``length`` tokens. It writes to none of them: a
-        page that has room for more tokens is copied."""
+        page that has room for more tokens is copied.
+
+        Args:
+            own: the pages of the row, none yet.
+        """
         whole = length // PAGE
-        own = self.pages.lend(pages[:whole])
+        own += self.pages.lend(pages[:whole])
         self.reserve([(own, length)])
         begun, copied = (Seat(0, places(part[whole:])) for part in (pages, own))
         for cache in self.caches:
             if cache.paged and begun.pages:
                 cache.write(copied, cache.held(begun, PAGE))
-        return own
 
     def pieces(self, pages: Sequence[Page], start: int, end: int) -> list[mx.array]:
         """See `omlx_worker.engine.ragged.prefix.Pool`."""

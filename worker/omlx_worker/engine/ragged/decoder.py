@@ -72,6 +72,7 @@ class RaggedDecoder(Batch):
         max_depth: drafts per row and step, at most; a row may have a lower limit.
         own_depth: of those that the model makes itself; the others are looked up.
         vocabulary: entries of the logits.
+        prefixes: what `make_prefixes` made.
         reads: how many outcomes the host has read.
     """
 
@@ -86,7 +87,7 @@ class RaggedDecoder(Batch):
         make_prefixes: Callable[[Pool], PrefixCache] | None = None,
         fixed: int = 0,
     ) -> None:
-        self.own_depth = depth if model.drafts else 0
+        self.own_depth = depth if model.drafter else 0
         self.max_depth = max(lookup, self.own_depth)
         super().__init__(model, looks_up=lookup > 0, fixed=fixed, depth=self.max_depth)
         self.reads = 0
@@ -145,7 +146,7 @@ class RaggedDecoder(Batch):
             unread = unread[: shared - shared % self._unit]
         held, pages, layers = self.prefixes.take(unread, row.salt)
         if held:
-            reading.pages = self.share(pages, held)
+            self.share(reading.pages, pages, held)
             reading.states, reading.done = layers, held
         return Known(held, self.prefixes.shared(unread, row.salt), reading.left)
 
@@ -171,8 +172,7 @@ class RaggedDecoder(Batch):
                 whole = False  # its windows may be narrower
             if self.prefixes and reading.request.cache and whole:
                 known = reading.history[: reading.done]
-                states = [array for layer in reading.states for array in layer]
-                self.prefixes.put(known, reading.pages, states, reading.request.salt)
+                self.prefixes.put(known, reading.pages, reading.states, reading.request.salt)
         finished = [reading for reading in readings if not reading.left]
         if joining := [reading for reading in finished if reading.request.max_tokens]:
             self.join([(reading.request, reading.pages, reading.states) for reading in joining])
@@ -213,8 +213,7 @@ class RaggedDecoder(Batch):
             length = row.cursor - (flight.width - 1 if flight and flies else row.accepted)
             self.fold([row], length)
             layers = [cache.held(row.seat, length) for cache in self.caches if not cache.paged]
-            states = [array for layer in layers for array in layer]
-            self.prefixes.put(row.tokens[:length], row.pages, states, row.request.salt)
+            self.prefixes.put(row.tokens[:length], row.pages, layers, row.request.salt)
         self.remove(row_id)
 
     def _end(self) -> None:

@@ -152,14 +152,14 @@ class PrefixCache:
         self,
         tokens: Sequence[int],
         pages: Sequence[Page],
-        states: Sequence[mx.array],
+        layers: Layers,
         salt: str | None = None,
     ) -> None:
         """Keep what a row holds after exactly these tokens.
 
         Args:
             pages: of the row, from its first.
-            states: of layers without pages.
+            layers: what the layers hold besides.
 
         Raises:
             ValueError: if there are too few pages.
@@ -167,6 +167,7 @@ class PrefixCache:
         prompt, count = array("I", tokens), self._count(len(tokens))
         if len(pages) < count:
             raise ValueError(f"{len(pages)} pages do not hold {len(prompt)} tokens")
+        states = [array for layer in layers for array in layer]
         size = self._bytes_of(count) + size_of(states)
         if prompt and self._most and size <= self._most:
             kept = list(pages[:count])

@@ -239,9 +239,9 @@ def commit(
             params=params,
             plan=plan,
         )
-    elif model.drafts:
+    elif model.drafter:
         # Nothing takes the output, so only the head's keys and values are computed.
-        model.draft(following, hidden, caches, window)
+        model.drafter.draft(following, hidden, caches, window)
     after["offered"] = mx.minimum(params["depth"], own)
     after["source"] = mx.zeros_like(offered)
     if "history" in state:
@@ -297,8 +297,9 @@ def _window(state: State) -> tuple[mx.array, Window]:
     if "drafts" in state:
         tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
     width = tokens.shape[1]
-    places = state["cursors"], state["body_lengths"]
-    return tokens, Window.at(*places, width, state["table"], state["entries"])
+    names = ("cursors", "body_lengths", "table", "entries")
+    cursors, body_lengths, table, entries = (state[name] for name in names)
+    return tokens, Window.at(cursors, body_lengths, width, table, entries)
 
 
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:

@@ -64,10 +64,10 @@ def test_the_heads_logits_are_those_of_its_definition_one_and_two_deep(
     window = Window.at(start, start, 69, own_pages(1, 4))
     hidden = model.forward(ids[:, :-1], caches, window, start)
     assert_close(model.logits(hidden)[0], reference.logits(text)[:-1])
-    once = model.draft(ids[:, 1:], hidden, caches, window)
+    once = model.drafter.draft(ids[:, 1:], hidden, caches, window)
     assert_close(model.logits(once)[0], reference.drafts(text, 1))
     window = Window.at(start, start, 68, own_pages(1, 4))
-    twice = model.draft(ids[:, 2:], once[:, :-1], model.new_caches(1, 256), window)
+    twice = model.drafter.draft(ids[:, 2:], once[:, :-1], model.new_caches(1, 256), window)
     assert_close(model.logits(twice)[0], reference.drafts(text, 2))
 
 
