@@ -170,7 +170,7 @@ class Store:
     def spent(self, seconds: float) -> None:
         """Make durable how long the run has taken so far."""
         self.seconds = seconds
-        self._run("UPDATE run SET seconds = ?", (round(seconds, 2),))
+        self._run("UPDATE run SET seconds = ?", (seconds,))
 
     def copied(self, files: dict[str, Copied] | None) -> None:
         """Make durable what the files of lines hold; None while they are written."""

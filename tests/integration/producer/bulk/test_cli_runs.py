@@ -577,6 +577,8 @@ def test_the_last_lines_count_all_runs_and_name_the_files(run: Run, tmp_path: Pa
     first = run(*command, "--limit", "1").stderr
     assert "in all" not in first
     assert "written: out.csv (1 row), out.csv.jsonl (1 row)\n" in first
+    with Output.open(tmp_path / "out.csv") as opened:
+        opened.store.spent(60.0)
     done = run(*command).stderr
     summary = json.loads(done.splitlines()[-2])
     results = [line["response"]["body"] for line in lines(tmp_path / "out.csv.jsonl")]
@@ -585,7 +587,7 @@ def test_the_last_lines_count_all_runs_and_name_the_files(run: Run, tmp_path: Pa
     assert (summary["rows"], summary["overall"]["ok"], summary["overall"]["failed"]) == (3, 3, 1)
     assert summary["overall"]["completion_tokens"] == tokens > summary["completion_tokens"]
     assert summary["overall"]["cut_by_length"] == cut
-    assert summary["overall"]["seconds"] > summary["seconds"]
+    assert summary["overall"]["seconds"] == pytest.approx(60 + summary["seconds"], abs=0.02)
     replaced = run(*command, "--seed", "7", "--replace")
     assert "in all" not in replaced.stderr, "nothing of the earlier results counts"
     assert summary["files"] == {
