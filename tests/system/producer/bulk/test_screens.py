@@ -24,10 +24,13 @@ def start(url: str, folder: Path, columns: int, output: str) -> Session:
 
 
 def shown(session: Session) -> Any:
-    """Rows done, all rows and rows that run, of the bar's line; None without a bar."""
+    """Rows done, all rows and rows that run, of the bar's line; None without a bar.
+
+    A narrow bar with a long time left does not say how many rows run.
+    """
     for line in session.screen.lines:
-        if found := re.match(r"([\d,]+)/([\d,]+) .* (\d+) running", line):
-            return [int(group.replace(",", "")) for group in found.groups()]
+        if found := re.match(r"([\d,]+)/([\d,]+) .*(?: (\d+) running| left)", line):
+            return [int(group.replace(",", "")) for group in found.groups("0")]
     return None
 
 
