@@ -4,12 +4,12 @@
     python -m scripts.bench.arrival --model PATH --prompt-tokens 32768
     python -m scripts.bench.arrival --jobs 200 --every 0.3
 
-The worker's own scheduler and engine, without Redis. Without ``--jobs`` the figures are the gaps
-between steps before a long prompt comes and while it is read, in one run. With ``--jobs`` prompts
-of 10 to 2,000 tokens arrive at random after the warm-up; the figures are windows and steps a job,
-and what jobs waited for until it was traced or compared. That clock is the CPU time of the process,
-so a loaded machine counts the same. ``--model stand-in`` is 32 layers that cost the host what such
-a model costs it, and next to nothing else.
+The worker's own scheduler, engine and prefix cache, without Redis. Without ``--jobs`` the figures
+are the gaps between steps before a long prompt comes and while it is read, in one run. With
+``--jobs`` prompts of 10 to 2,000 tokens arrive at random after the warm-up; the figures are windows
+and steps a job, and what jobs waited for until it was traced or compared. That clock is the CPU
+time of the process, so a loaded machine counts the same. ``--model stand-in`` is 32 layers that
+cost the host what such a model costs it, and next to nothing else.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode.row import BULK, DEFAULT
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.loader import load_engine
+from omlx_worker.engine.loading.prefixes import Prefixes
+from omlx_worker.engine.ragged.footprint import budget
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
 from omlx_worker.engine.rows.row import Row
 from scripts.bench.in_process import InProcess
@@ -156,7 +158,9 @@ def main() -> None:
         if args.model == STAND_IN:
             stand_in(Path(folder))
         model = folder if args.model == STAND_IN else args.model
-        loaded = load_engine(model, max_rows=32 if args.jobs else args.rows + 1, depth=args.depth)
+        rows = 32 if args.jobs else args.rows + 1
+        prefixes = Prefixes(budget() // 8)
+        loaded = load_engine(model, max_rows=rows, depth=args.depth, prefixes=prefixes)
         engine = InProcess(loaded, args.prefill_chunk)
         if args.jobs:
             if not args.cold:

@@ -166,6 +166,7 @@ class DecodingEngine:
 
     def keep_within(self, limit: int) -> None:
         keep_within(limit)
+        self.decoder.keep_within(limit)
         if self.shapes:
             self.shapes.limit = limit
 

@@ -120,6 +120,7 @@ class Batch:
         rows: those in slots, by their ids.
         suspended: likewise those that may be resumed.
         layout: its slots and pages.
+        empty: the layout without rows. Any other has as many pages at least.
         pages: those of the layout: which rows have them, with slots or without, and which are kept.
         caches: one a layer, the head's after the backbone's; none while no row has pages or a slot.
         state: see `omlx_worker.engine.ragged.step`.
@@ -132,7 +133,7 @@ class Batch:
     ) -> None:
         self.rows: dict[str, BatchRow] = {}
         self.suspended: dict[str, BatchRow] = {}
-        self.layout = Layout()
+        self.layout = self.empty = Layout()
         self.pages = Pages()
         self.caches: list[LayerCache] = []
         self.state: State = {}
@@ -320,7 +321,7 @@ class Batch:
         # The next fold may need as many.
         longest = [max(len(row.pages), pages_for(row.cursor)) for row in self.rows.values()]
         used = self.pages.used + sum(longest) - sum(len(row.pages) for row in self.rows.values())
-        needed = layout_for(len(self.rows), used, max(longest))
+        needed = layout_for(len(self.rows), used, max(longest), self.empty)
         too_large = excess(self.layout, needed)
         self._slack = self._slack + too_large if too_large else 0
         if too_large and (at_once or self._slack >= SHRINK_AFTER):
@@ -366,7 +367,7 @@ class Batch:
         if self.pages.used:
             self._begin()
         else:
-            self.caches, self.state, self.layout = [], {}, Layout()
+            self.caches, self.state, self.layout = [], {}, self.empty
             self.pages.resize(0)
 
     def _write(self, row: BatchRow) -> None:
@@ -387,7 +388,7 @@ class Batch:
     def _begin(self) -> None:
         """Make the arrays of a batch without rows, but for the pages that there are."""
         slots, pool = self._fixed or 1, self.caches
-        self.layout = layout_for(slots, self.pages.size, 0)._replace(slots=slots)
+        self.layout = layout_for(slots, self.pages.size, 0, self.empty)._replace(slots=slots)
         self.caches = self._model.new_caches(slots, self.layout.capacity)
         if pool:
             for cache, old in zip(self.caches, pool, strict=True):

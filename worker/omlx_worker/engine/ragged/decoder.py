@@ -125,9 +125,12 @@ class RaggedDecoder(Batch):
     def row_bytes(self) -> RowBytes:
         return self._footprint.of_row
 
+    def keep_within(self, limit: int) -> None:
+        self.layout = self.empty = self._footprint.empty(limit - self.weight_bytes)
+
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         return (
-            self._footprint.of_rows(rows)
+            self._footprint.of_rows(rows, self.empty)
             if alone
             else self._footprint.of_rows(
                 rows, self.layout, self.suspended_pages + self.pages.alone, self.pages.saved

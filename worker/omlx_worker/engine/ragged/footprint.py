@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import EMPTY, Layout, layout_for, pages_for
+from omlx_worker.engine.caches.layout import Layout, layout_for, pages_for
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
@@ -37,6 +37,11 @@ ROWS_SHARE = 0.9
 """Share of Metal's recommended working set; the rest is for results of a prefill chunk."""
 
 _CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
+
+_POOL_SHARE, _FIRST_POOL = 8, 256
+"""The pool of a batch has these pages from the start, if they are no more than this part of the
+room for rows. So few rows, and what is kept of earlier ones, do not change its size: each size is a
+trace of every step."""
 
 
 def budget() -> int:
@@ -140,9 +145,17 @@ class Footprint:
         token = sum(size for size, ring in self._layers if not ring)
         return RowBytes(token, sum(size * ring for size, ring in self._layers), self._state)
 
-    def of_rows(
-        self, rows: Sequence[Size], layout: Layout = EMPTY, others: int = 0, saved: int = 0
-    ) -> int:
+    def empty(self, room: int) -> Layout:
+        """The layout without rows.
+
+        Args:
+            room: bytes for rows.
+        """
+        page = PAGE * max(1, self.of_row.token)
+        fitting = max(1, room // _POOL_SHARE // page)
+        return Layout(pages=min(_FIRST_POOL, 1 << fitting.bit_length() - 1))
+
+    def of_rows(self, rows: Sequence[Size], layout: Layout, others: int = 0, saved: int = 0) -> int:
         """See `omlx_worker.engine.rows.interface.Engine.bytes_for`.
 
         Args:

@@ -130,7 +130,8 @@ class Engine(Protocol):
     def keep_within(self, limit: int) -> None:
         """Limit the memory of weights, rows and buffers kept for reuse to ``limit`` bytes.
 
-        Called once, before any row is added. No allocation fails because of it.
+        Called once, before any row is added. No allocation fails because of it. A batch begins with
+        pages for an eighth of what the weights leave, at most.
         """
         ...
 

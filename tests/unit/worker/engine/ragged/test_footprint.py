@@ -15,6 +15,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine import generator
 from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
+from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.models.draft_model import DraftModel
@@ -184,6 +185,20 @@ def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> No
         batch.leave(str(index))
 
     assert batch.bytes_for([(0, 100)]) > 4 * few
+
+
+def test_a_pool_begins_with_an_eighth_of_the_room_at_most_which_counts(attentive: Loaded) -> None:
+    pages = {}
+    for room in (8, 80, 800):
+        decoder = attentive.decoder()
+        page, least = PAGE * decoder.row_bytes.token, decoder.bytes_for([(0, 100)], alone=True)
+        decoder.keep_within(decoder.weight_bytes + room * page)
+        alone = decoder.bytes_for([(0, 100)], alone=True)
+        joined(decoder, as_ragged(attentive.network, drafts=False), "a", 50, 50)
+        pages[room] = decoder.pages.size
+        assert alone - least >= (pages[room] - 4) * page
+        decoder.leave("a")
+    assert pages == {8: 4, 80: 8, 800: 64}
 
 
 @pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])

@@ -116,6 +116,21 @@ def check_like_cold(
             assert entries[0] == pytest.approx(entries[1], abs=1e-3)
 
 
+def test_what_is_kept_of_earlier_rows_is_no_shape_of_a_step() -> None:
+    decoding = Decoding(tiny("llama"), looks_up=False)
+    decoding.decoder.keep_within(PLENTY)
+    decoding.run([replace(bulk("first", tokens(200, "first")), level=DEFAULT)])
+    traces, kept = decoding.decoder.traces, decoding.kept
+    assert traces
+    assert kept
+
+    for n in range(20):
+        decoding.run([replace(bulk(str(n), tokens(200, n)), level=DEFAULT)])
+
+    assert decoding.kept == 21 * kept
+    assert decoding.decoder.traces == traces
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
 def test_rows_that_share_a_beginning_compute_it_once(family: str) -> None:
     decoding = Decoding(tiny(family))
