@@ -102,6 +102,7 @@ def test_a_batch_by_hand_ends_with_its_rows(redis_url: str, connection: redis.Re
 
 
 @pytest.mark.parametrize("newer", ["job", "batch"])
+@pytest.mark.slow
 def test_an_older_worker_leaves_newer_payloads_to_newer_ones(
     redis_url: str,
     connection: redis.Redis,

@@ -287,6 +287,7 @@ def test_hanging_up_in_the_queue_cancels_the_job_and_is_no_error(
 
 
 @pytest.mark.usefixtures("slow_worker")
+@pytest.mark.slow
 def test_a_stream_that_was_cut_goes_on_at_another_gateway(
     gateway: str, redis_url: str, connection: Redis
 ) -> None:

@@ -341,6 +341,7 @@ def test_the_rate_of_a_key_counts_prompts_and_apart_from_them_rows(
         assert batch(ann) != first
 
 
+@pytest.mark.slow
 def test_what_waits_counts_against_its_own_key_alone(
     file: Path, add: Callable[..., str], redis_url: str, connection: Redis
 ) -> None:
@@ -362,6 +363,7 @@ def test_what_waits_counts_against_its_own_key_alone(
         assert ask(bulk) == 0
 
 
+@pytest.mark.slow
 def test_prompts_that_have_ended_leave_room_however_many_came_at_once(
     redis_url: str, connection: Redis
 ) -> None:

@@ -134,6 +134,7 @@ async def test_an_invalid_request_is_refused(client: AsyncProducer) -> None:
         await client.submit_many([{"prompt": "x"}, {"promt": "x"}])
 
 
+@pytest.mark.slow
 async def test_a_thousand_jobs_are_awaited_at_once(
     client: AsyncProducer, connection: redis.Redis
 ) -> None:

@@ -50,6 +50,7 @@ def test_waiting_sends_no_more_than_a_few_commands(
     assert connection.info("stats")["total_commands_processed"] - before < 40
 
 
+@pytest.mark.slow
 def test_waiting_longer_than_the_socket_timeout_is_fine(
     redis_url: str, job: JobHandle, worker: FakeWorker
 ) -> None:
@@ -59,7 +60,8 @@ def test_waiting_longer_than_the_socket_timeout_is_fine(
         thread.join()
 
 
-@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_result_is_waited_for_through_a_restart_of_the_server(
     private_server: RedisServer, asynchronous: bool
 ) -> None:
@@ -89,7 +91,8 @@ def test_a_result_is_waited_for_through_a_restart_of_the_server(
     assert body["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_timeout_passes_while_the_server_is_away(
     private_server: RedisServer, asynchronous: bool
 ) -> None:

@@ -323,6 +323,7 @@ async def test_a_slow_async_consumer_has_a_page_in_memory_and_sees_every_token_o
     assert text_of(events) == worker.texts[0]
 
 
+@pytest.mark.slow
 def test_a_consumer_outlives_a_restart_of_the_server(private_server: RedisServer) -> None:
     private_server.stop()
     private_server.options = ("--appendonly", "yes")

@@ -157,6 +157,7 @@ def test_nothing_is_said_while_tokens_come(
     assert (done.stdout, done.stderr) == ("x" * 20 + "\n", "")
 
 
+@pytest.mark.slow
 def test_a_redis_that_goes_away_is_told(run: Run, private_server: RedisServer) -> None:
     with redis.Redis.from_url(private_server.url) as connection:
         announce(connection)

@@ -233,6 +233,7 @@ def test_a_worker_with_enough_bulk_rows_still_takes_other_jobs(connection: Redis
     assert [job.queue.rpartition(":")[2] for job in leases.jobs()] == ["default", "bulk"]
 
 
+@pytest.mark.slow
 def test_more_bulk_rows_run_while_many_wait_and_status_says_what_that_brings(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

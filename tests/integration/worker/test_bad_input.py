@@ -77,6 +77,7 @@ def all_over(connection: Redis, ids: list[str]) -> bool:
         return {b"queued", b"started", b"bogus"}.isdisjoint(pipeline.execute())
 
 
+@pytest.mark.slow
 def test_hundreds_of_hostile_jobs_fail_with_one_sentence_each_and_good_ones_finish(
     redis_url: str, connection: Redis, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def state_of_worker(connection: Redis) -> str:
     return worker.state
 
 
+@pytest.mark.slow
 def test_a_worker_whose_hours_end_gives_its_jobs_back_and_goes_on_with_them(
     redis_url: str, connection: Redis, rest: dict[str, float | None]
 ) -> None:

@@ -33,6 +33,7 @@ from tests.helpers.workers import (
 )
 
 
+@pytest.mark.slow
 def test_a_worker_on_battery_finishes_its_jobs_and_takes_others_when_power_is_back(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_worker_that_is_short_of_memory_holds_fewer_rows(
     assert engine.most_rows == 2
 
 
+@pytest.mark.slow
 def test_the_machine_is_kept_awake_while_jobs_run(redis_url: str, connection: Redis) -> None:
     told: list[bool] = []
 

@@ -157,6 +157,7 @@ def test_the_age_of_the_oldest_row_is_told_where_no_worker_serves_its_model(
     assert value(found, "queue_oldest_seconds", model_name=ALIAS) == 0
 
 
+@pytest.mark.slow
 def test_a_scrape_answers_while_redis_is_away(private_server: RedisServer) -> None:
     with measured_worker(private_server.url) as (worker, port):
         assert value(scrape(port), "redis_up") == 1

@@ -59,6 +59,7 @@ class Notes(JobObserver):
 RUN = ["claimed", "started", "first token", "stepped"]
 
 
+@pytest.mark.slow
 def test_every_way_of_a_job_is_told_in_order_and_its_end_once(
     redis_url: str, connection: Redis
 ) -> None:

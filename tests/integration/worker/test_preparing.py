@@ -140,6 +140,7 @@ def test_a_high_job_is_claimed_and_prepared_before_the_others_that_wait(
         wait_for(lambda: all(map(is_over, bulk)))
 
 
+@pytest.mark.slow
 def test_the_worker_beats_and_renews_while_all_that_it_has_is_being_prepared(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

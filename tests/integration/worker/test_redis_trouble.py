@@ -61,6 +61,7 @@ def test_jobs_in_flight_survive_a_restart_of_the_server(durable: RedisServer) ->
             assert len(job.results()) == 1
 
 
+@pytest.mark.slow
 def test_an_idle_worker_serves_again_after_a_restart(durable: RedisServer) -> None:
     with Redis.from_url(durable.url) as connection, running_worker(durable.url) as worker:
         job = enqueue(connection)
@@ -73,6 +74,7 @@ def test_an_idle_worker_serves_again_after_a_restart(durable: RedisServer) -> No
         wait_for(lambda: is_over(later), 30)
 
 
+@pytest.mark.slow
 def test_an_outage_is_told_once_and_its_end_too(
     durable: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,6 +134,7 @@ def frozen(server: RedisServer) -> Iterator[None]:
         server.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_decoding_goes_on_while_redis_does_not_answer(durable: RedisServer) -> None:
     with Redis.from_url(durable.url) as connection:
         job = enqueue(connection, max_completion_tokens=300)
@@ -203,6 +206,7 @@ def test_so_do_scored_tokens_of_a_prompt() -> None:
     assert outbox.waiting == 0
 
 
+@pytest.mark.slow
 def test_a_worker_gives_up_after_its_grace(durable: RedisServer) -> None:
     with running_worker(durable.url, redis_grace=0.5) as worker:
         wait_for(lambda: worker.birth_date is not None)

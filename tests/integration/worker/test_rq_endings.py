@@ -122,6 +122,7 @@ def test_a_job_that_others_depend_on_fails_and_so_does_one_whose_turn_came(
     assert second.latest_result().exc_string.startswith("dependency_ids: ")
 
 
+@pytest.mark.slow
 def test_jobs_behind_a_rate_limit_fail_too_and_none_waits_for_ever(
     redis_url: str, connection: Redis
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_job_that_waits_longer_than_its_ttl_never_runs(redis_url: str, connect
     assert run_burst(redis_url).most_rows == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_started_within_its_ttl_does_not_expire_while_it_runs(
     redis_url: str, connection: Redis
 ) -> None:
@@ -121,6 +122,7 @@ def test_rq_requeue_runs_failed_jobs_again(redis_url: str, connection: Redis) ->
         assert events(connection, job.id)[-1].type == "done"
 
 
+@pytest.mark.slow
 def test_rq_suspend_lets_running_jobs_finish_and_rq_resume_takes_new_ones(
     redis_url: str, connection: Redis
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_worker_is_known_again_after_redis_has_lost_its_data(
     assert status(job) == "finished"
 
 
+@pytest.mark.slow
 def test_a_record_that_redis_has_lost_is_never_left_behind(
     redis_url: str, connection: Redis
 ) -> None:

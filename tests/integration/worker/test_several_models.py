@@ -77,6 +77,7 @@ def test_the_first_model_to_be_loaded_is_the_one_with_the_most_urgent_job(
         wait_for(lambda: loads.made[1:] == ["b"])
 
 
+@pytest.mark.slow
 def test_a_row_whose_model_gives_way_goes_on_from_its_stream(
     redis_url: str, connection: Redis
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_row_whose_model_gives_way_goes_on_from_its_stream(
     assert text_of(long) == text_of(alone) == streamed_text(connection, long.id)
 
 
+@pytest.mark.slow
 def test_a_busy_model_goes_on_until_jobs_of_others_have_waited_for_long(
     redis_url: str, connection: Redis
 ) -> None:
@@ -223,6 +225,7 @@ def test_a_worker_that_is_told_to_end_while_it_loads_ends_in_order(
     assert status(job) == "queued"
 
 
+@pytest.mark.slow
 def test_jobs_that_a_dead_worker_left_for_a_model_that_is_not_loaded_are_put_back(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +243,7 @@ def test_jobs_that_a_dead_worker_left_for_a_model_that_is_not_loaded_are_put_bac
     assert loads.made == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_of_two_idle_workers_that_look_together_one_loads_each_model(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,6 @@ from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import Accepted, submit
 from tests.system.chaos.world import World, world
 
-DEFAULT = ("load", 2)
-"""The kill of the default run."""
-
 
 def fill(place: World, *, seed: int = 1, models: Sequence[str] = MODELS, tokens: int = 80) -> None:
     """Jobs of these models and all priorities."""
@@ -48,14 +45,12 @@ def submit_to_second(place: World) -> list[Accepted]:
 @pytest.mark.parametrize(
     ("point", "count"),
     [
-        pytest.param(*each, marks=[] if each == DEFAULT else pytest.mark.slow)
-        for each in [
-            *(("load", 1), ("load", 2), ("load", 3), ("gives-way", 1), ("gives-way", 4)),
-            *(("closed", 1), ("closed", 2), ("give-back-sent", 1), ("give-back-sent", 2)),
-            *(("after-claim", 8), ("before-commit", 9)),
-        ]
+        *(("load", 1), ("load", 2), ("load", 3), ("gives-way", 1), ("gives-way", 4)),
+        *(("closed", 1), ("closed", 2), ("give-back-sent", 1), ("give-back-sent", 2)),
+        *(("after-claim", 8), ("before-commit", 9)),
     ],
 )
+@pytest.mark.slow
 def test_a_worker_killed_while_it_turns(
     point: str, count: int, nursery: Nursery, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -
     assert "drafts   none: the checkpoint has no MTP" in check(llama, "--no-lookup").stdout
 
 
+@pytest.mark.slow
 def test_it_says_where_the_head_came_from_or_how_to_get_it(tmp_path: Path, llama: Path) -> None:
     qwen = write_qwen(tmp_path / "qwen")
     copy = convert_without_head(qwen, tmp_path / "copy")
@@ -107,6 +108,7 @@ def test_it_says_where_the_head_came_from_or_how_to_get_it(tmp_path: Path, llama
         assert (found["head"], found["head_hint"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_it_names_the_assistant_that_a_model_may_have(tmp_path: Path) -> None:
     gemma = write_family(tmp_path / "gemma", "gemma4_text")
     command = f"omlx-worker run -m {gemma} --draft-model"
@@ -156,6 +158,7 @@ def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> N
     assert "drafts   none: generate_step has no drafts\n" in said
 
 
+@pytest.mark.slow
 def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
     def fail(x: mx.array) -> mx.array:
         raise RuntimeError("no such instruction")
@@ -172,6 +175,7 @@ def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
     assert (found["form"], [*found["microseconds"]]) == ("plain", ["plain"])
 
 
+@pytest.mark.slow
 def test_what_command_buffers_hold_back_is_kept_free_of_rows(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -362,6 +362,7 @@ def test_stopping_needs_no_worker_for_rows_that_were_given_back(connection: redi
 
 
 @pytest.mark.parametrize("client", ["here", "away"])
+@pytest.mark.slow
 def test_what_a_cancel_of_the_batch_has_taken_out_or_stopped_runs_with_the_next_command(
     redis_url: str, connection: redis.Redis, client: str
 ) -> None:

@@ -31,6 +31,7 @@ def test_after_an_outage_all_rows_are_looked_at_at_once(
     assert connection.llen(WAITING) == 5
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_empty_gets_its_rows_again(
     private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_kernels_that_the_device_does_not_have_leave_the_plain_forms(family: str
 
 
 @on_cpu
+@pytest.mark.slow
 def test_rows_off_the_list_of_shapes_run_borrowed_kernels_and_wait_for_no_contest(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

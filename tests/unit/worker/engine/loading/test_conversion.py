@@ -136,6 +136,7 @@ def test_a_repository_is_downloaded_once_and_named_in_the_card(
     assert Loaded.at(tmp_path / "second").network.mtp is not None
 
 
+@pytest.mark.slow
 def test_half_a_download_is_one_sentence_and_what_is_whole_is_kept(
     hub: Hub, original: Path, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_half_a_download_is_one_sentence_and_what_is_whole_is_kept(
     assert hub.weights_served == [last]
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_goes_on_where_it_stopped(
     hub: Hub, original: Path, tmp_path: Path
 ) -> None:

@@ -257,6 +257,7 @@ def test_a_shard_that_is_missing_or_cut_short_is_named(
     assert f"{HEAD_SHARD} is missing" in refusal(copy, spoiled, state)
 
 
+@pytest.mark.slow
 def test_a_download_that_fails_is_one_sentence_and_the_next_start_goes_on(
     hub: Hub, original: Path, copy: Path, state: Path
 ) -> None:

@@ -290,6 +290,7 @@ def test_weights_are_counted_whether_the_head_is_used_or_not(attentive: Loaded) 
     assert attentive.decoder(0).weight_bytes == attentive.decoder(2).weight_bytes == weights
 
 
+@pytest.mark.slow
 def test_rows_of_a_llama_take_no_more_than_projected(
     llama_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

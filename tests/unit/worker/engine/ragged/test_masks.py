@@ -181,7 +181,8 @@ def test_a_row_whose_grammar_gives_up_is_cut_and_its_neighbours_go_on(
 AMBIGUOUS = r"start: s" "\n" r"s: s s s | s s | /[a-z \n():.=_]/ |"
 
 
-@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 3])
 def test_a_row_whose_grammar_takes_too_long_to_follow_ends_and_its_neighbours_go_on(
     demo: Loaded, depth: int
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_grammar_whose_one_mask_takes_seconds_does_not_hold_up_a_step(demo: Lo
     assert max(seconds) < 2
 
 
+@pytest.mark.slow
 def test_a_row_whose_step_does_not_end_is_left_behind(
     demo: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
