@@ -143,12 +143,22 @@ def _usage_text(error: click.UsageError) -> str:
             told = f"{error.option_name}: no such option"
             if error.possibilities:
                 remedy = f"did you mean {error.possibilities[0]}?"
+            if error.ctx and _is_of_a_command(error.option_name, error.ctx):
+                remedy = f"give it behind a command, see {error.ctx.command_path} --help"
         case click.MissingParameter(param=click.Parameter() as param):
             told = f"{param_name(param)}: missing"
         case click.BadParameter(param=click.Parameter() as param):
             told = f"{param_name(param)}: {told}"
     # Messages of this package have a remedy.
     return told if ";" in told or not remedy else f"{told}; {remedy}"
+
+
+def _is_of_a_command(option: str, ctx: click.Context) -> bool:
+    """Whether a command of a group has this option."""
+    if not isinstance(group := ctx.command, click.Group):
+        return False
+    commands = [group.get_command(ctx, name) for name in group.list_commands(ctx)]
+    return any(option in param.opts for command in commands if command for param in command.params)
 
 
 def _allowed(kind: click.ParamType[Any]) -> str:

@@ -72,6 +72,13 @@ def test_a_misspelt_option_of_a_program_is_recognised(name: str) -> None:
     assert done.stderr == f"{name}: --verison: no such option; did you mean --version?\n"
 
 
+def test_an_option_before_its_command_is_told_where_it_belongs() -> None:
+    done = CliRunner().invoke(PROGRAMS["omlx-worker"], ["--model", "x"], prog_name="omlx-worker")
+    assert done.exit_code == 2
+    told = "--model: no such option; give it behind a command, see omlx-worker --help"
+    assert done.stderr == f"omlx-worker: {told}\n"
+
+
 @programs
 @pytest.mark.parametrize(("stream", "option"), [("stdout", "--help"), ("stderr", "--verison")])
 def test_a_reader_who_leaves_ends_a_program_quietly(
