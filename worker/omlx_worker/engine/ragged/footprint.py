@@ -39,9 +39,8 @@ ROWS_SHARE = 0.9
 _CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
 
 _POOL_SHARE, _FIRST_POOL = 8, 256
-"""The pool of a batch has these pages from the start, if they are no more than this part of the
-room for rows. So few rows, and what is kept of earlier ones, do not change its size: each size is a
-trace of every step."""
+"""A pool begins with the pages that this share of the room for rows holds, up to so many. Every
+size is a trace of each step; few rows, and beginnings that are kept, have room in this one."""
 
 
 def budget() -> int:
