@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PREFIX_SHARE = 8
-"""The default size of the prefix cache is the memory limit divided by this."""
-
 
 def make_worker(models: Sequence[WorkerSettings], connection: Redis) -> GenerationWorker:
     """A worker for the models with these settings. It loads one when it starts."""
@@ -121,9 +118,9 @@ def graft_of(settings: WorkerSettings) -> Graft | None:
 def _prefixes(settings: WorkerSettings) -> Prefixes | None:
     """The limits of the prefix cache; None without one."""
     from omlx_worker.engine.loading.loader import Prefixes
-    from omlx_worker.engine.ragged.footprint import budget
+    from omlx_worker.engine.ragged.footprint import PREFIX_SHARE, budget
 
     size = settings.prefix_cache
     if size is None:
-        size = ByteSize((settings.memory_limit or budget()) // _PREFIX_SHARE)
+        size = ByteSize((settings.memory_limit or budget()) // PREFIX_SHARE)
     return Prefixes(size, settings.prefix_dir, settings.prefix_dir_limit) if size else None

@@ -36,11 +36,14 @@ likeliest token of the model's logits, and of any."""
 ROWS_SHARE = 0.9
 """Share of Metal's recommended working set; the rest is for results of a prefill chunk."""
 
+PREFIX_SHARE = 8
+"""The default size of the prefix cache is the memory limit divided by this."""
+
 _CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
 
 _POOL_SHARE, _FIRST_POOL = 8, 256
-"""A pool begins with the pages that this share of the room for rows holds, up to so many. Every
-size is a trace of each step; few rows, and beginnings that are kept, have room in this one."""
+"""A pool begins with 256 pages, or with fewer that take at most an eighth of the room for rows.
+Each size of a pool is another trace of every step. Few rows and kept beginnings fit into this."""
 
 
 def budget() -> int:
