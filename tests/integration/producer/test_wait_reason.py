@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from omlx_producer import JobHandle, Producer
 from omlx_producer.cli import show
 from omlx_producer.cli.main import cli
+from omlx_producer.cli.show import wait_reason
 from omlx_producer.terminal import local_time
 from tests.helpers.bulk_runs import upload
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
@@ -20,7 +21,32 @@ from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import later
 
 Run = Callable[..., Result]
+Reasons = Callable[..., list[str]]
 UNSERVED = "omlx-submit: no worker serves demo"
+LOOKS = 3
+"""At a job, before anything changes."""
+
+
+class Looks:
+    """Does one thing after another, each once the command has looked at the job a few times."""
+
+    def __init__(self) -> None:
+        self.then: list[Callable[[], object]] = []
+        self._count = 0
+
+    def __call__(self, connection: redis.Redis, job_id: str) -> str | None:
+        reason = wait_reason(connection, job_id)
+        self._count += 1
+        if self.then and self._count % LOOKS == 0:
+            self.then.pop(0)()
+        return reason
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    looks = Looks()
+    monkeypatch.setattr(show, "wait_reason", looks)
+    return looks
 
 
 @pytest.fixture
@@ -30,17 +56,25 @@ def run(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda *args: CliRunner().invoke(cli, args, prog_name="omlx-submit")
 
 
-def reasons(run: Run, job: JobHandle) -> list[str]:
-    """What is said within half a second of waiting for a result, but for the end."""
-    return run("result", job.id, "--timeout", "0.5").stderr.splitlines()[:-1]
+@pytest.fixture
+def reasons(run: Run, looks: Looks) -> Reasons:
+    """What is said of a job until it is cancelled, which is after what happens to others."""
+
+    def say(job: JobHandle, *happens: Callable[[], object]) -> list[str]:
+        looks.then = [*happens, job.cancel]
+        *said, last = run("result", job.id).stderr.splitlines()
+        assert "cancelled" in last
+        return said
+
+    return say
 
 
-def test_a_model_that_nobody_serves_is_told_once(run: Run, job: JobHandle) -> None:
-    assert reasons(run, job) == [UNSERVED]
+def test_a_model_that_nobody_serves_is_told_once(reasons: Reasons, job: JobHandle) -> None:
+    assert reasons(job) == [UNSERVED]
 
 
 def test_the_stream_of_a_job_that_nobody_serves_tells_it_too(
-    run: Run, job: JobHandle, connection: redis.Redis
+    run: Run, looks: Looks, job: JobHandle, connection: redis.Redis
 ) -> None:
     def serve() -> None:
         worker = FakeWorker(connection, job.id)
@@ -48,105 +82,103 @@ def test_the_stream_of_a_job_that_nobody_serves_tells_it_too(
         worker.step("text")
         worker.finish()
 
-    thread = later(serve, 0.5)
+    looks.then = [serve]
     done = run("watch", job.id)
-    thread.join()
     assert (done.exit_code, done.stdout, done.stderr) == (0, "text\n", UNSERVED + "\n")
 
 
 def test_the_jobs_ahead_in_all_better_queues_are_counted(
-    run: Run, producer: Producer, connection: redis.Redis
+    reasons: Reasons, producer: Producer, connection: redis.Redis
 ) -> None:
     sign_on(connection, "mac-1")
     for priority in ("high", "default", "bulk"):
         producer.submit(prompt="x", priority=priority)
     job = producer.submit(prompt="x")
-    assert reasons(run, job) == ["omlx-submit: waiting behind 2 jobs"]
+    assert reasons(job) == ["omlx-submit: waiting behind 2 jobs"]
 
 
 def test_another_line_comes_with_another_reason_and_not_with_another_figure(
-    run: Run, producer: Producer, connection: redis.Redis
+    reasons: Reasons, producer: Producer, connection: redis.Redis
 ) -> None:
     first, second, last = (producer.submit(prompt="x") for _ in range(3))
     sign_on(connection, "mac-1")
-
-    def go_on() -> None:
-        FakeWorker(connection, first.id).start()
-        time.sleep(0.15)
-        FakeWorker(connection, second.id).start()
-
-    thread = later(go_on, 0.15)
-    said = reasons(run, last)
-    thread.join()
-    assert said == [
+    assert reasons(
+        last, FakeWorker(connection, first.id).start, FakeWorker(connection, second.id).start
+    ) == [
         "omlx-submit: waiting behind 2 jobs",
         "omlx-submit: the job is the next that a worker of demo takes",
     ]
 
 
-def test_workers_on_battery_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
+def test_workers_on_battery_are_told(
+    reasons: Reasons, job: JobHandle, connection: redis.Redis
+) -> None:
     sign_on(connection, "mac-1", state="on battery")
     said = "omlx-submit: the workers of demo are on battery (--only-on-power)"
-    assert reasons(run, job) == [said]
+    assert reasons(job) == [said]
 
 
 def test_workers_that_take_no_jobs_are_told_with_all_reasons(
-    run: Run, job: JobHandle, connection: redis.Redis
+    reasons: Reasons, job: JobHandle, connection: redis.Redis
 ) -> None:
     begin = datetime(2026, 1, 5, 22, tzinfo=UTC).timestamp()
     sign_on(connection, "mac-1", state="resting", rests_until=begin)
     sign_on(connection, "mac-2", state="draining")
     said = f"the workers of demo are draining, resting until {local_time(begin)} (--hours)"
-    assert reasons(run, job) == [f"omlx-submit: {said}"]
+    assert reasons(job) == [f"omlx-submit: {said}"]
 
 
-def test_paused_workers_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
+def test_paused_workers_are_told(reasons: Reasons, job: JobHandle, connection: redis.Redis) -> None:
     sign_on(connection, "mac-1", state="paused")
     said = "omlx-submit: the workers of demo are paused (rq resume)"
-    assert reasons(run, job) == [said]
+    assert reasons(job) == [said]
 
 
-def test_a_paused_model_is_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
+def test_a_paused_model_is_told(reasons: Reasons, job: JobHandle, connection: redis.Redis) -> None:
     sign_on(connection, "mac-1", state="paused")
     connection.sadd("omlx:paused", "demo")
     said = "omlx-submit: demo is paused; omlx-submit resume demo lets it go on"
-    assert reasons(run, job) == [said]
+    assert reasons(job) == [said]
 
 
 def test_rows_of_batches_in_better_queues_are_counted(
-    run: Run, job: JobHandle, connection: redis.Redis
+    reasons: Reasons, job: JobHandle, connection: redis.Redis
 ) -> None:
     sign_on(connection, "mac-1")
     upload(connection, 40, priority="high")
     upload(connection, 9)
-    assert reasons(run, job) == ["omlx-submit: waiting behind 40 jobs"]
+    assert reasons(job) == ["omlx-submit: waiting behind 40 jobs"]
 
 
 def test_a_job_that_rq_holds_back_is_told(
-    run: Run, job: JobHandle, connection: redis.Redis
+    reasons: Reasons, job: JobHandle, connection: redis.Redis
 ) -> None:
     connection.hset(f"rq:job:{job.id}", "status", "deferred")
-    assert reasons(run, job) == ["omlx-submit: RQ holds the job back: it is deferred"]
+    assert reasons(job) == ["omlx-submit: RQ holds the job back: it is deferred"]
 
 
-def test_a_job_whose_worker_has_died_is_told(run: Run, job: JobHandle, worker: FakeWorker) -> None:
-    assert reasons(run, job) == [UNSERVED]
+def test_a_job_whose_worker_has_died_is_told(
+    run: Run, looks: Looks, job: JobHandle, worker: FakeWorker
+) -> None:
+    looks.then = [worker.finish]
+    assert run("result", job.id).stderr == UNSERVED + "\n"
 
 
 def test_nothing_is_said_of_a_job_that_runs(
-    run: Run, job: JobHandle, worker: FakeWorker, connection: redis.Redis
+    run: Run, looks: Looks, job: JobHandle, worker: FakeWorker, connection: redis.Redis
 ) -> None:
     sign_on(connection, "mac-1")
-    assert reasons(run, job) == []
+    looks.then = [worker.finish]
+    assert run("result", job.id).stderr == ""
 
 
 def test_nothing_is_said_while_tokens_come(
     run: Run, job: JobHandle, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(show, "SILENT_SECONDS", 1.0)
 
     def write() -> None:
-        for _ in range(20):
+        for _ in range(30):
             worker.step("x")
             time.sleep(0.05)
         worker.finish()
@@ -154,7 +186,7 @@ def test_nothing_is_said_while_tokens_come(
     thread = later(write, 0)
     done = run("watch", job.id)
     thread.join()
-    assert (done.stdout, done.stderr) == ("x" * 20 + "\n", "")
+    assert (done.stdout, done.stderr) == ("x" * 30 + "\n", "")
 
 
 @pytest.mark.slow
