@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.wire import JOB_FUNCTION, ModelInfo, queue_name
 from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.mac.machine import Mac
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import CONTEXT, FakeEngine
 from tests.helpers.workers import on_a_thread
@@ -86,12 +87,15 @@ def turning_worker(
     loads: Callable[[WorkerSettings], FakeEngine],
     *,
     burst: bool = False,
+    machine: Mac | None = None,
     **options: Any,
 ) -> Iterator[GenerationWorker]:
     """A worker of these models on a thread; stopped at once when the block ends before it does."""
     connection = Redis.from_url(url)
     settings = [WorkerSettings(model_alias=alias, **options) for alias in models]
-    worker = GenerationWorker(settings, loads, connection=connection, describe=describe)
+    worker = GenerationWorker(
+        settings, loads, connection=connection, describe=describe, machine=machine
+    )
     with contextlib.closing(connection), on_a_thread(worker, burst=burst):
         yield worker
     for error in worker.test_errors:

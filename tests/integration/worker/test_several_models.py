@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 from rq import Worker
 from rq.job import Job
+from rq.suspension import resume, suspend
 
 from omlx_producer.client import workers
 from omlx_producer.client.models import read_models
@@ -22,6 +23,7 @@ from omlx_producer.wire.keys import PAUSED_KEY
 from omlx_worker.control import served
 from omlx_worker.control import worker as worker_module
 from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.mac.machine import Mac
 from tests.helpers.turning import Loads, enqueue_for, turning_worker
 from tests.helpers.workers import (
     events,
@@ -175,6 +177,18 @@ def test_a_model_is_loaded_again_for_the_next_job_though_no_other_had_one(
         assert loads.made[-2:] == ["b", "b"]
 
 
+def test_a_load_that_fails_counts_for_no_later_one(redis_url: str, connection: Redis) -> None:
+    loads = Loads(faults={"b": ModelError("--model b: no such directory")})
+    with turning_worker(redis_url, "ab", loads) as worker:
+        wait_for(lambda: worker.loaded.admission)
+        bad = enqueue_for(connection, "b")
+        wait_for(lambda: is_over(bad) and not worker.loaded.fault)
+        good = enqueue_for(connection, "a")
+        wait_for(lambda: is_over(good))
+        assert loads.made == ["a", "b", "a"]
+        assert worker.boards.counters["a"].switches == 0, "it has replaced no loaded model"
+
+
 def test_any_error_of_a_load_fails_the_jobs_of_its_model_alone(
     redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +221,43 @@ def test_a_paused_model_is_not_loaded(redis_url: str, connection: Redis) -> None
         assert loads.made == ["a"]
         connection.srem("omlx:paused", "b")
         wait_for(lambda: is_over(job))
+
+
+def test_a_worker_whose_model_was_forgotten_while_all_are_suspended_goes_on(
+    redis_url: str, connection: Redis
+) -> None:
+    with turning_worker(redis_url, "ab", Loads()) as worker:
+        wait_for(lambda: worker.loaded.admission and connection.hexists(MODELS_KEY, "a"))
+        suspend(connection)
+        wait_for(lambda: worker.loaded.is_paused)
+        connection.hdel(MODELS_KEY, "a")
+        looks = connection.info("commandstats")["cmdstat_smembers"]["calls"]
+        wait_for(lambda: connection.info("commandstats")["cmdstat_smembers"]["calls"] > looks + 2)
+        resume(connection)
+        job = enqueue_for(connection, "b")
+        wait_for(lambda: is_over(job))
+
+
+def test_the_machine_is_kept_awake_while_a_model_is_loaded_for_jobs_that_wait(
+    redis_url: str, connection: Redis
+) -> None:
+    told: list[bool] = []
+
+    class Told(Mac):
+        def keep_awake(self, busy: bool) -> None:
+            told.append(busy)
+
+    loads = Loads()
+    with turning_worker(redis_url, "ab", loads, machine=Told(None)) as worker:
+        wait_for(lambda: worker.loaded.admission and not told[-1])
+        loads.gate.clear()
+        job = enqueue_for(connection, "b")
+        wait_for(lambda: loads.made == ["a", "b"])
+        told.clear()
+        wait_for(lambda: len(told) > 1)
+        assert all(told)
+        loads.gate.set()
+        wait_for(lambda: is_over(job) and not told[-1])
 
 
 def test_a_worker_that_is_told_to_end_while_it_loads_ends_in_order(

@@ -32,7 +32,7 @@ class ServedModels:
 
     Args:
         models: their settings.
-        make: a model that is to be loaded.
+        make: makes a model that is to be loaded.
         name: of the worker.
         main: see `messages`.
 
@@ -79,6 +79,11 @@ class ServedModels:
         self._begun = False
         self.loaded = self._new(models[0].alias)
 
+    @property
+    def is_switching(self) -> bool:
+        """Whether a model is being loaded, or will be once the loaded one has given way."""
+        return self._target is not None or self.loaded.is_loading
+
     def start(self) -> None:
         """Load the only model and wait for it. Of several, `take` loads the first.
 
@@ -110,7 +115,7 @@ class ServedModels:
         """Take jobs of the loaded model, or go on with loading another.
 
         Args:
-            most_rows: see `Admission.take`; with 0 no other model is loaded.
+            most_rows: see `Admission.take`; with 0 no other model is chosen.
 
         Returns:
             Whether there is anything to do.
@@ -156,15 +161,16 @@ class ServedModels:
         """
         found = {each.alias: each for each in read_figures(self._connection)}
         models = {alias: found[alias] for alias in self._models if alias in found}
+        paused = {alias for alias, model in models.items() if model.paused}
         loaded = self.loaded
         current = loaded.alias if loaded.admission else None
-        if loaded.is_paused and not found[loaded.alias].paused:
+        if loaded.is_paused and loaded.alias not in paused:
             return None  # RQ has suspended all workers.
         waiting = [
             (alias, level)
             for alias, model in models.items()
             for level, queue in model.queues.items()
-            if queue.waiting and not model.paused
+            if queue.waiting and alias not in paused
         ]
         others = [each for each in waiting if each[0] != current]
         elsewhere = {alias for alias, model in models.items() if self._is_loaded_elsewhere(model)}
@@ -209,6 +215,7 @@ class ServedModels:
             self._serve()
         except Exception as error:  # noqa: BLE001 (it fails the jobs of this model)
             loaded.fail(error)
+            self._left_at = None
             log.error("the jobs of %s fail: %s", loaded.alias, loaded.fault)
         return True
 

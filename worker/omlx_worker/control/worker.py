@@ -174,7 +174,7 @@ class GenerationWorker(RecordedWorker):
         """Do what is due; returns whether to go on."""
         if self._error is not None or self._signals.at_once:
             return False
-        self._machine.keep_awake(len(self.leases) > 0)
+        self._machine.keep_awake(len(self.leases) > 0 or self._models.is_switching)
         if self.redis_away > self._settings.redis_grace:
             away = f"{self.redis_away:.0f} s"
             raise RedisGone(f"unavailable for {away}, longer than --redis-grace")
