@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from omlx_worker.decode.batch_size import BatchSize
-from omlx_worker.decode.depth.policies import DepthPolicy, RowView
+from omlx_worker.decode.depth.acceptance import RowView
+from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.decode.depth.step_times import cell_of
 from omlx_worker.engine.rows.interface import FIRST_ROWS
 from omlx_worker.engine.rows.row import Emission

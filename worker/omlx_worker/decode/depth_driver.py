@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.decode.batch_size import BatchSize
+from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.decode.depth.fixed import FixedPolicy
-from omlx_worker.decode.depth.policies import DepthPolicy, Mode, RowView
+from omlx_worker.decode.depth.policies import DepthPolicy, Mode
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.rows.row import Emission
 

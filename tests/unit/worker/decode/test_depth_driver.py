@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.policies import BatchSpeed, RowView
+from omlx_worker.decode.depth.acceptance import RowView
+from omlx_worker.decode.depth.policies import BatchSpeed
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.rows.row import Emission, Row, Sampling

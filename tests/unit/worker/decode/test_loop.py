@@ -12,8 +12,8 @@ from omlx_worker.decode import clock
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.fixed import FixedPolicy
-from omlx_worker.decode.depth.policies import RowView
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow

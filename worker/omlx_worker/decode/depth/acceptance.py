@@ -10,13 +10,28 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul
+from typing import NamedTuple
 
-from omlx_worker.decode.depth.policies import RowView
 from omlx_worker.engine.rows.row import Emission
 
 # In steps: after which counts are halved, that a guess counts for, and that a share is taken over.
 MEMORY, PRIOR, RECENT = 50, 4, 8
 GUESS = 0.8  # the rate of a first draft: high, so that some are made
+
+
+class RowView(NamedTuple):
+    """What a policy sees of a row that decodes.
+
+    Attributes:
+        limit: the most drafts a step that this row may have; 0 where it must not draft.
+        context: tokens in its cache.
+        constrained: whether a grammar may force drafts on it.
+    """
+
+    row_id: str
+    limit: int
+    context: int = 0
+    constrained: bool = False
 
 
 class FadingCounts:

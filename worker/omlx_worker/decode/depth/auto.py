@@ -8,10 +8,10 @@ ever less often while probes change nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from omlx_worker.decode.depth.policies import BatchSpeed, RowView
-from omlx_worker.decode.depth.speeds import Speeds
+from omlx_worker.decode.depth.acceptance import RowView
+from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.engine.rows.row import Emission
 
 MARGIN, CHANGE = 0.005, 0.4  # gains of a step that count, and the sum that changes the depth
@@ -21,14 +21,13 @@ BUDGET, LEAST_BUDGET, SAVED = 0.005, 0.001, 10.0
 IN_VAIN = 0.8  # the share of the budget that is left after a probe
 
 
-class AutoPolicy:
-    """See the module. Of at most ``max_depth`` drafts up to ``own_depth`` are the model's own."""
+class AutoPolicy(DepthPolicy):
+    """See the module."""
 
     def __init__(self, max_depth: int, own_depth: int) -> None:
+        super().__init__(max_depth, own_depth)
         # Between the deepest of its own and the deepest at all one more will do.
         self._depths = {*range(own_depth + 1), max_depth // 2, max_depth}
-        self._speeds = Speeds(max_depth, own_depth)
-        self._tried: Collection[int] = (0,)  # the depths that it chooses from
         self._depth, self._reason = 0, ""
         self._regret, self._since, self._timed = 0.0, 0, True
         # By the slots' part of a cell: what is known of other numbers of slots is a guess.
@@ -38,14 +37,14 @@ class AutoPolicy:
 
     def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
         """See `DepthPolicy`. No row drafts while more rows join than decode."""
-        last = self._speeds.cell
-        self._speeds.look(rows, slots)
-        accepted, cell = self._speeds.accepted, self._speeds.cell
+        last = self.cell
+        self.look(rows, slots)
+        accepted, cell = self.accepted, self.cell
         top = max((row.limit for row in rows), default=0)
         if top == 0 or coming > len(rows):
             return 0, "rows join" if top else "no row drafts"
-        seconds = self._speeds.seconds(self._worthwhile(accepted, len(rows), top))
-        self._tried = seconds.keys()
+        seconds = self.times.at(cell, self._worthwhile(accepted, len(rows), top))
+        self.tried = seconds.keys()
         speeds = {depth: (len(rows) + accepted[depth]) / seconds[depth] for depth in seconds}
         best = max(sorted(speeds), key=speeds.__getitem__)
         if cell[0] != last[0] or self._depth not in speeds:
@@ -74,13 +73,8 @@ class AutoPolicy:
         return self._depth, self._reason
 
     def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
-        """See `DepthPolicy`."""
-        self._speeds.observe(emissions, depth, seconds)
+        super().observe(emissions, depth, seconds)
         self._timed = seconds is not None
-
-    def compare(self, sizes: Sequence[int]) -> list[BatchSpeed]:
-        """See `DepthPolicy`."""
-        return self._speeds.compare(sizes, self._tried)
 
     def _worthwhile(self, accepted: Sequence[float], rows: int, top: int) -> set[int]:
         """The depths up to ``top`` that accept more than any shallower one does."""
@@ -93,5 +87,5 @@ class AutoPolicy:
 
     def _change(self, depth: int, reason: str) -> None:
         if depth != self._depth:
-            self._budget.pop(self._speeds.cell[0], None)
+            self._budget.pop(self.cell[0], None)
         self._depth, self._reason, self._regret = depth, reason, 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.policies import DepthPolicy, RowView
+from omlx_worker.decode.depth.acceptance import RowView
+from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.engine.rows.row import Emission, Source
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omlx_worker.decode.depth.acceptance import Acceptance
-from omlx_worker.decode.depth.policies import RowView
+from omlx_worker.decode.depth.acceptance import Acceptance, RowView
 from omlx_worker.engine.rows.row import Emission
 from tests.unit.worker.decode.depth.feeding import outcome, rows
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.decode.depth.policies import Mode, RowView
+from omlx_worker.decode.depth.acceptance import RowView
+from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.decode.depth_driver import make_policy
 from tests.unit.worker.decode.depth.feeding import outcome, rows
 
