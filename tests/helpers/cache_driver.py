@@ -60,7 +60,7 @@ class Driver:
     def resume(self, place: int) -> None:
         if place < len(self.histories):
             name = list(self.histories)[place]
-            if self.decoder.suspended_bytes(name):
+            if name in self.decoder.suspended:
                 self.decoder.resume(name)
 
     def _drop(self, name: str) -> None:

@@ -231,22 +231,17 @@ class FakeEngine:
             raise RuntimeError("the device was lost")
         return [self._advance(state) for state in running]
 
-    def suspend(self, row_id: str) -> bool:
+    def suspend(self, row_id: str) -> int | None:
         state = self.states.get(row_id)
         if state is None or state.unread or state.suspended:
-            return False
+            return None
         state.suspended = True
-        return True
+        return (state.row.length + state.produced) * BYTES_A_TOKEN
 
     def resume(self, row_id: str) -> None:
         assert len(self._present) < self.max_rows
         assert self.states[row_id].suspended
         self.states[row_id].suspended = False
-
-    def suspended_bytes(self, row_id: str) -> int:
-        state = self.states.get(row_id)
-        held = state.row.length + state.produced if state and state.suspended else 0
-        return held * BYTES_A_TOKEN
 
     def keep_within(self, limit: int) -> None:
         self.kept_within = limit

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import in_units
 from omlx_worker.engine.rows.interface import Size
-
-
-class BytesFor(Protocol):
-    """See `omlx_worker.engine.rows.interface.Engine.bytes_for`."""
-
-    def __call__(self, rows: Sequence[Size], /, *, alone: bool = False) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +17,13 @@ class MemoryBudget:
     Attributes:
         limit: bytes for everything.
         weights: bytes that the model takes.
-        bytes_for: bytes that the caches of rows of these sizes take.
+        bytes_for: see `Engine.bytes_for`.
         outside: bytes that this process takes now and the engine does not count.
     """
 
     limit: int
     weights: int
-    bytes_for: BytesFor
+    bytes_for: Callable[..., int]
     outside: Callable[[], int] = lambda: 0
 
     def fits(self, sizes: Sequence[Size], beside: int = 0) -> bool:

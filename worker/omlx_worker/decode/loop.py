@@ -83,10 +83,6 @@ class DecodeLoop:
                     log.exception("the engine failed to drop row %s", row.row_id)
             self._scheduler.remove(row)
 
-    def settle(self) -> None:
-        """Wait until the device has done what it was asked."""
-        self._engine.wait()
-
     def rested(self, seconds: float) -> None:
         """The thread has rested: steps did not take that time."""
         self._clock.rested(seconds)
@@ -179,9 +175,9 @@ class DecodeLoop:
     def _pause(self, row: DecodeRow) -> None:
         self._clock.interrupt()
         kept = self._engine.suspend(row.row_id)
-        if not kept:
+        if kept is None:
             self._engine.remove(row.row_id)
-        self._scheduler.paused(row, self._engine.suspended_bytes(row.row_id) if kept else None)
+        self._scheduler.paused(row, kept)
         self.counters.pauses += 1
         log.info("row %s makes room for a more urgent one", row.row_id)
 

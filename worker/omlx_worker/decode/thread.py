@@ -175,7 +175,7 @@ class DecodeThread:
 
         Messages are read meanwhile.
         """
-        self._loop.settle()
+        self._engine.wait()
         now = time.monotonic()
         ends = now + (now - began) * (1 / self._settings.duty - 1)
         while not self._stopped and (left := ends - time.monotonic()) > 0:

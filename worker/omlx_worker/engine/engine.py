@@ -155,14 +155,11 @@ class DecodingEngine:
         fresh = step.tokens[count:]
         return replace(step, tokens=fresh) if fresh or step.cut else None
 
-    def suspend(self, row_id: str) -> bool:
+    def suspend(self, row_id: str) -> int | None:
         return self.decoder.suspend(row_id)
 
     def resume(self, row_id: str) -> None:
         self.decoder.resume(row_id)
-
-    def suspended_bytes(self, row_id: str) -> int:
-        return self.decoder.suspended_bytes(row_id)
 
     def keep_within(self, limit: int) -> None:
         keep_within(limit)

@@ -17,7 +17,6 @@ from omlx_worker.engine.ragged.masks import BITS, hold
 from omlx_worker.engine.ragged.sampling import (
     Draw,
     Plan,
-    ReadDraw,
     counts_of,
     params,
     sample,
@@ -46,7 +45,7 @@ class _RowSampler:
         self._counts: mx.array | None = None
         thinking = row.sampling.thinking
         self._thoughts = Thoughts(thinking, row.generated) if thinking else None
-        self._draws: deque[Draw] = deque()  # that the host has not read, oldest first
+        self._draws: deque[list[mx.array]] = deque()  # that the host has not read, oldest first
         self._logits: mx.array
 
     def read(self, _tokens: mx.array, logits: mx.array) -> mx.array:
@@ -63,7 +62,7 @@ class _RowSampler:
         counts, params, plan, allowed = self._counts, self._params, self._plan, self._allowed()
         draw = sample(logits[:, None], positions, counts, rows, params, plan, allowed)
         self._draws.append(draw)
-        token = draw.tokens[:, 0]
+        token = draw[0][:, 0]
         if self._counts is not None:
             self._counts = self._counts.at[0, 0, token].add(1)
         self._position += 1
@@ -74,7 +73,7 @@ class _RowSampler:
         if not (self._thoughts and self._thoughts.nears_budget(len(self._draws))):
             return None
         mx.async_eval(self._logits)  # before the host waits for the last token
-        unread: list[Any] = [draw.tokens.item() for draw in self._draws]
+        unread: list[Any] = [tokens.item() for tokens, *_ in self._draws]
         words = -(-self._logits.shape[-1] // BITS)
         bits = np.full((1 + len(unread), words), -1, np.int32)
         hold(self._thoughts, unread, bits)
@@ -82,7 +81,7 @@ class _RowSampler:
 
     def sampled(self) -> Sampled:
         """The oldest sample that was not returned yet. Waits for the device."""
-        sampled = ReadDraw.of(self._draws.popleft().arrays).at(self._row, 0)
+        sampled = Draw.of(self._draws.popleft()).at(self._row, 0)
         if self._thoughts:
             self._thoughts.feed(sampled.token)
         return sampled
@@ -106,8 +105,7 @@ class SerialDecoder:
         self.reason = reason
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
         self._model = model
-        self._footprint = GeneratorFootprint(model)
-        self.row_bytes = self._footprint.of_row
+        self.footprint = GeneratorFootprint(model)
         self._waiting: dict[str, Row] = {}
         self._running: dict[str, Iterator[RowStep]] = {}
 
@@ -162,14 +160,11 @@ class SerialDecoder:
 
     def limit_prefixes(self, room: int) -> None: ...
 
-    def suspend(self, row_id: str) -> bool:  # noqa: ARG002
-        return False
+    def suspend(self, row_id: str) -> int | None:  # noqa: ARG002
+        return None
 
     def resume(self, row_id: str) -> None:
         raise KeyError(row_id)
 
-    def suspended_bytes(self, row_id: str) -> int:  # noqa: ARG002
-        return 0
-
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:  # noqa: ARG002
-        return self._footprint.of_rows(rows)
+        return self.footprint.of_rows(rows)

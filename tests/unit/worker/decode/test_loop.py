@@ -29,8 +29,8 @@ class Suspending(FakeEngine):
         super().__init__(max_rows=2)
         self.let_go: list[str] = []
 
-    def suspended_bytes(self, row_id: str) -> int:
-        return 5
+    def suspend(self, row_id: str) -> int | None:
+        return None if super().suspend(row_id) is None else 5
 
     def remove(self, row_id: str) -> None:
         self.let_go.append(row_id)

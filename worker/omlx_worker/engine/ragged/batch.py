@@ -188,14 +188,14 @@ class Batch:
             self._write(row)
         self._settle()
 
-    def suspend(self, row_id: str) -> bool:
-        """Take a row out of its slot until `resume`; False if it has none.
+    def suspend(self, row_id: str) -> int | None:
+        """Take a row out of its slot until `resume`; returns its bytes, None if it has no slot.
 
         The next step still returns what the step in flight yields for it.
         """
         row = self.rows.get(row_id)
         if row is None:
-            return False
+            return None
         self.fold([row])
         row.layers = [cache.copy(row.slot) for cache in self.caches]
         own = mx.array([row.slot])
@@ -206,15 +206,11 @@ class Batch:
         self._free(row)
         # Others wait for the memory that this frees.
         self.shrink(at_once=True)
-        return True
+        return row.nbytes + len(row.pages) * sum(cache.page_bytes for cache in self.caches)
 
     def resume(self, row_id: str) -> None:
         """Put a suspended row back into a slot."""
         self._enter([self.suspended.pop(row_id)])
-
-    def suspended_bytes(self, row_id: str) -> int:
-        row = self.suspended.get(row_id)
-        return row.nbytes + len(row.pages) * sum(c.page_bytes for c in self.caches) if row else 0
 
     @property
     def suspended_pages(self) -> int:

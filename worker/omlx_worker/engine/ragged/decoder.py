@@ -14,26 +14,25 @@ plan, not per join.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch, BatchRow
-from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
-from omlx_worker.engine.ragged.masks import Masks
+from omlx_worker.engine.ragged.footprint import Footprint
+from omlx_worker.engine.ragged.masks import fill, force
 from omlx_worker.engine.ragged.prefix import Pool, PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read, vectors_of
 from omlx_worker.engine.ragged.sampling import (
     Draw,
     Params,
     Plan,
-    ReadDraw,
     params,
     report,
 )
-from omlx_worker.engine.ragged.step import Halves, cut, fit
+from omlx_worker.engine.ragged.step import Halves, fit
 from omlx_worker.engine.rows.interface import FIXED_CHUNK, Size
 from omlx_worker.engine.rows.row import SOURCES, Cut, Known, Report, Row, RowStep, Sampling
 
@@ -45,13 +44,14 @@ class _Flight:
     Attributes:
         rows: with their slots in it; they may have other ones since.
         verdicts: of its `Outcome`.
+        draw: the arrays of a `Draw`.
         landed: what it yielded, once it is read.
     """
 
     rows: list[tuple[int, BatchRow]]
     width: int
     verdicts: mx.array
-    draw: Draw
+    draw: list[mx.array]
     landed: list[RowStep] | None = None
 
 
@@ -96,7 +96,7 @@ class RaggedDecoder(Batch):
         self.prefixes = make_prefixes(self) if make_prefixes else None
         self._reading: dict[str, Reading] = {}
         self._reports: dict[str, Report] = {}
-        self._footprint = Footprint(model, self.max_depth, looks_up=self.looks_up, fixed=fixed)
+        self.footprint = Footprint(model, self.max_depth, looks_up=self.looks_up, fixed=fixed)
         self._unit = FIXED_CHUNK if fixed else 1
         self._plan = Plan()
         self._params: Params = {}
@@ -121,18 +121,14 @@ class RaggedDecoder(Batch):
     def stalls(self) -> int:
         return self.traces + self.drains
 
-    @property
-    def row_bytes(self) -> RowBytes:
-        return self._footprint.of_row
-
     def keep_within(self, limit: int) -> None:
-        self.layout = self.empty = self._footprint.empty(limit - self.weight_bytes)
+        self.layout = self.empty = self.footprint.empty(limit - self.weight_bytes)
 
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         return (
-            self._footprint.of_rows(rows, self.empty)
+            self.footprint.of_rows(rows, self.empty)
             if alone
-            else self._footprint.of_rows(
+            else self.footprint.of_rows(
                 rows, self.layout, self.suspended_pages + self.pages.alone, self.pages.saved
             )
         )
@@ -251,7 +247,10 @@ class RaggedDecoder(Batch):
             for row in self.rows.values()
             if row.matcher and row.matcher.ended
         }
-        return cut(steps, ended) if ended else steps
+        # A row without a step gets one without tokens.
+        without = ended.keys() - {step.row_id for step in steps}
+        whole = [*steps, *(RowStep(row_id, []) for row_id in without)]
+        return [replace(step, cut=ended.get(step.row_id)) for step in whole] if ended else steps
 
     def _dispatch(self, landing: _Flight | None) -> _Flight | None:
         if all(row.remaining <= 0 for row in self.rows.values()):
@@ -282,25 +281,24 @@ class RaggedDecoder(Batch):
             # Before the forward, since the host reads it.
             mx.async_eval(state)
         hidden, written = self._halves.forward(self.caches, state, depth)
-        allowed = None
+        allowed = forced = None
         if masked:
             mx.async_eval(hidden, written)
             if landing:
                 self._land(landing)
-            masks = Masks(matchers, nearing, self.vocabulary)
-            allowed = masks.fill(state, depth)
+            allowed, forced = fill(matchers, nearing, self.vocabulary, state, depth)
         outcome, self.state, written = self._halves.commit(
             self.caches, state, hidden, self._params, self._plan, depth, allowed
         )
-        if masked:
-            limits, ratio = self._params["depth"], self._plan.ratio
-            self.state = masks.force(self.state, limits, depth, ratio=ratio)
+        if forced is not None and matchers and depth:
+            vocabulary = self.vocabulary if self._plan.ratio else 0
+            self.state = force(self.state, forced, self._params["depth"], depth, vocabulary)
         for _, row in rows:
             # Bounds: as if all drafts were accepted, and as if none were. `_land` corrects them.
             row.cursor += width
             row.remaining -= 1
         draw = report(outcome.logits, outcome.tokens, [row.request.sampling for _, row in rows])
-        mx.async_eval(outcome.verdicts, draw.arrays, self.state, written)
+        mx.async_eval(outcome.verdicts, draw, self.state, written)
         return _Flight(rows, width, outcome.verdicts, draw)
 
     def _land(self, flight: _Flight) -> list[RowStep]:
@@ -312,7 +310,7 @@ class RaggedDecoder(Batch):
             return landed
         self.reads += 1
         verdicts: Any = flight.verdicts.tolist()
-        draw = ReadDraw.of(flight.draw.arrays)
+        draw = Draw.of(flight.draw)
         for slot, row in flight.rows:
             if row.gone:
                 continue

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -185,72 +185,54 @@ def hold(thoughts: Thoughts, drafts: Sequence[int], bits: NDArray[np.int32]) -> 
             ahead.feed(draft)
 
 
-class Masks:
-    """The masks and forced tokens of one step.
+def fill(
+    matchers: Mapping[int, Matcher],
+    thoughts: Mapping[int, Thoughts],
+    vocabulary: int,
+    state: State,
+    depth: int,
+) -> tuple[mx.array, mx.array]:
+    """Read the rows' drafts, fill their masks, and find the tokens that are forced next.
 
     Args:
         matchers, thoughts: of the rows that are masked in this step, by their slots.
         vocabulary: entries of the model's logits.
+        state: of the step that is under way; the last step's tokens are committed.
+        depth: drafts that the next step may judge.
+
+    Returns:
+        Masks ``[S, W, V / 32 or more]`` uint32; a set bit allows a token, the lowest bit first. And
+        what is forced, for `force`.
     """
+    drafts = np.array(state["drafts"]) if "drafts" in state else np.zeros((0, 0), np.int32)
+    offered = np.array(state["offered"])
+    followed = {slot: each for slot, each in matchers.items() if not each.ended}
+    slots = list(followed.keys() | thoughts.keys())
+    judged = {slot: drafts[slot, : offered[slot]].tolist() for slot in slots if offered[slot]}
+    vocabularies = (matcher.vocabulary for matcher in followed.values())
+    words = -(-max([vocabulary, *vocabularies]) // BITS)
+    # One mask for all free rows, then one for each of the others.
+    bits = np.full((1 + len(slots), 1 + drafts.shape[1], words), -1, np.int32)
+    masks = dict(zip(slots, bits[1:], strict=True))
+    runs: dict[int, list[Run]] = {}
 
-    def __init__(
-        self, matchers: Mapping[int, Matcher], thoughts: Mapping[int, Thoughts], vocabulary: int
-    ) -> None:
-        self._matchers, self._thoughts = matchers, thoughts
-        self._vocabulary = vocabulary
-        self._forced = mx.array(0)
+    def follow(slot: int, matcher: Matcher) -> None:
+        runs[slot] = matcher.follow(judged.get(slot, []), masks[slot], forces=depth > 0)
 
-    def fill(self, state: State, depth: int) -> mx.array:
-        """Read the rows' drafts, fill their masks, and find the tokens that are forced next.
-
-        Args:
-            state: of the step that is under way; the last step's tokens are committed.
-            depth: drafts that the next step may judge.
-
-        Returns:
-            ``[S, W, V / 32 or more]`` uint32; a set bit allows a token, the lowest bit first.
-        """
-        drafts = np.array(state["drafts"]) if "drafts" in state else np.zeros((0, 0), np.int32)
-        offered = np.array(state["offered"])
-        matchers = {slot: each for slot, each in self._matchers.items() if not each.ended}
-        slots = list(matchers.keys() | self._thoughts.keys())
-        judged = {slot: drafts[slot, : offered[slot]].tolist() for slot in slots if offered[slot]}
-        vocabularies = (matcher.vocabulary for matcher in matchers.values())
-        words = -(-max([self._vocabulary, *vocabularies]) // BITS)
-        # One mask for all free rows, then one for each of the others.
-        bits = np.full((1 + len(slots), 1 + drafts.shape[1], words), -1, np.int32)
-        masks = dict(zip(slots, bits[1:], strict=True))
-        runs: dict[int, list[Run]] = {}
-
-        def follow(slot: int, matcher: Matcher) -> None:
-            runs[slot] = matcher.follow(judged.get(slot, []), masks[slot], forces=depth > 0)
-
-        if matchers:
-            late = _threads().run([partial(follow, *row) for row in matchers.items()])
-            for matcher, is_late in zip(matchers.values(), late, strict=True):
-                if is_late:
-                    matcher.give_up()
-        for slot, thoughts in self._thoughts.items():
-            hold(thoughts, judged.get(slot, []), masks[slot])
-        ended = {slot for slot, matcher in self._matchers.items() if matcher.ended}
-        chosen = np.zeros(len(offered), np.int32)
-        for index, slot in enumerate(slots, 1):
-            chosen[slot] = 0 if slot in ended else index
-        going = {slot: found for slot, found in list(runs.items()) if chosen[slot]}
-        self._forced = packed(going, len(offered), depth)
-        return mx.array(bits.view(np.uint32))[mx.array(chosen)]
-
-    def force(self, state: State, limits: mx.array, depth: int, *, ratio: bool) -> State:
-        """Replace drafts by forced tokens in the state after the step; returns the new state.
-
-        Args:
-            limits: ``[S]`` int32, drafts of each row, at most.
-            depth: drafts that the next step may judge.
-            ratio: whether a row's drafts are judged by the `ratio` rule.
-        """
-        vocabulary = self._vocabulary if ratio else 0
-        forces = depth and self._matchers
-        return force(state, self._forced, limits, depth, vocabulary) if forces else state
+    if followed:
+        late = _threads().run([partial(follow, *row) for row in followed.items()])
+        for matcher, is_late in zip(followed.values(), late, strict=True):
+            if is_late:
+                matcher.give_up()
+    for slot, each in thoughts.items():
+        hold(each, judged.get(slot, []), masks[slot])
+    ended = {slot for slot, matcher in matchers.items() if matcher.ended}
+    chosen = np.zeros(len(offered), np.int32)
+    for index, slot in enumerate(slots, 1):
+        chosen[slot] = 0 if slot in ended else index
+    going = {slot: found for slot, found in list(runs.items()) if chosen[slot]}
+    allowed = mx.array(bits.view(np.uint32))[mx.array(chosen)]
+    return allowed, packed(going, len(offered), depth)
 
 
 def packed(runs: Mapping[int, Sequence[Run]], slots: int, depth: int) -> mx.array:
@@ -264,15 +246,17 @@ def packed(runs: Mapping[int, Sequence[Run]], slots: int, depth: int) -> mx.arra
 
 
 def force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary: int) -> State:
-    """See `Masks.force`.
+    """Replace drafts by forced tokens in the state after the step; returns the new state.
 
     Args:
         runs: from `packed`.
+        limits: ``[S]`` int32, drafts of each row, at most.
+        depth: drafts that the next step may judge.
         vocabulary: 0 if the drafts' distributions are not asked for.
     """
     names = ("accepted", "pending", "offered", "source", "drafts", "weights")
     used = {name: state[name] for name in names if name in state}
-    return state | _forcing(depth, vocabulary)(used, runs, limits)
+    return state | _force(used, runs, limits, depth, vocabulary)
 
 
 def _fill(inner: LLMatcher, drafts: list[int], bits: NDArray[np.int32]) -> None:
@@ -313,15 +297,8 @@ def _threads() -> TimedThreads:
     return TimedThreads(max(1, (os.cpu_count() or 1) * 4 // 5))
 
 
-@cache
-def _forcing(depth: int, vocabulary: int) -> Callable[[State, mx.array, mx.array], State]:
-    function: Callable[[State, mx.array, mx.array], State] = mx.compile(
-        partial(_force, depth=depth, vocabulary=vocabulary)
-    )
-    return function
-
-
-def _force(state: State, runs: mx.array, limits: mx.array, *, depth: int, vocabulary: int) -> State:
+@mx.compile
+def _force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary: int) -> State:
     place, token, count = (runs[..., index] for index in range(3))
     hit = (place == state["accepted"][:, None]) & (token == state["pending"][:, None]) & (count > 0)
     found = mx.argmax(hit, axis=1)[:, None, None]

@@ -80,31 +80,16 @@ class Plan:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Draw:
-    """The outcome of one sampling call.
+    """What was sampled, on the host.
 
     Attributes:
-        tokens: ``[S, W]`` int32.
-        logprobs: ``[S, W]`` float32, of the tokens, after penalties and constraints and before
-            filters; None unless they are asked for.
-        top_tokens, top_logprobs: ``[S, W, MAX_TOP_LOGPROBS]``, likeliest first; likewise.
+        tokens: ``[S][W]``.
+        logprobs: ``[S][W]``, of the tokens, after penalties and constraints and before filters;
+            None unless they are asked for.
+        top_tokens, top_logprobs: ``[S][W][MAX_TOP_LOGPROBS]``, likeliest first; likewise.
     """
-
-    tokens: mx.array
-    logprobs: mx.array | None = None
-    top_tokens: mx.array | None = None
-    top_logprobs: mx.array | None = None
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        parts = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
-        return [part for part in parts if part is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadDraw:
-    """A `Draw` on the host: nested lists of the same shapes."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]] | None = None
@@ -112,8 +97,8 @@ class ReadDraw:
     top_logprobs: list[list[list[float]]] | None = None
 
     @classmethod
-    def of(cls, arrays: Sequence[mx.array]) -> ReadDraw:
-        """Wait for the device and copy a draw's arrays to the host."""
+    def of(cls, arrays: Sequence[mx.array]) -> Draw:
+        """Wait for the device and copy the arrays of `report`."""
         parts: list[Any] = [array.tolist() for array in arrays]
         return cls(*parts)
 
@@ -247,8 +232,9 @@ def uniform(keys: mx.array, positions: mx.array) -> mx.array:
     return draw(_keys_at(keys, positions)).reshape(positions.shape)
 
 
-def report(logits: mx.array, tokens: mx.array, rows: Sequence[Sampling]) -> Draw:
-    """Sampled tokens ``[S, W]`` with the log-probabilities that any of these rows asks for.
+def report(logits: mx.array, tokens: mx.array, rows: Sequence[Sampling]) -> list[mx.array]:
+    """Sampled tokens ``[S, W]`` and the log-probabilities that any of these rows asks for: the
+    arrays of a `Draw` that there are.
 
     It is no part of the compiled step, so rows that ask for them do not add plans.
 
@@ -257,8 +243,8 @@ def report(logits: mx.array, tokens: mx.array, rows: Sequence[Sampling]) -> Draw
     """
     asked = [row.top_logprobs for row in rows if row.top_logprobs is not None]
     if not asked:
-        return Draw(tokens)
-    return Draw(tokens, *(_alternatives if any(asked) else _chosen)(logits, tokens))
+        return [tokens]
+    return [tokens, *(_alternatives if any(asked) else _chosen)(logits, tokens)]
 
 
 @mx.compile
@@ -309,8 +295,9 @@ def sample(
     params: Params,
     plan: Plan,
     allowed: mx.array | None = None,
-) -> Draw:
-    """Sample a token at every window position of every row; see `distribution` and `noise`."""
+) -> list[mx.array]:
+    """Sample a token at every window position of every row; see `distribution`, `noise` and
+    `report`."""
     target = distribution(logits, counts, params, plan, allowed)
     drawn = noise(params["keys"], positions, logits.shape[-1]) if plan.noise else None
     return report(target.logits, target.pick(drawn), rows)

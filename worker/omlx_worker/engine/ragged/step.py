@@ -24,8 +24,7 @@ that any later step may draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -39,7 +38,6 @@ from omlx_worker.engine.ragged.first_windows import FirstWindows
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
 from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
-from omlx_worker.engine.rows.row import Cut, RowStep
 
 MOST_STEPS = 240
 """Compiled steps that are kept, more than `omlx_worker.engine.warm_up` lists with three drafts; the
@@ -255,13 +253,6 @@ def commit(
         after |= look_up(after, params["depth"], depth, shortest, vocabulary)
     verdicts = mx.stack([offered, accepted, state["source"]], axis=1).astype(mx.int32)
     return Outcome(verdicts, emitted, target.logits), after
-
-
-def cut(steps: Sequence[RowStep], reasons: Mapping[str, Cut]) -> list[RowStep]:
-    """Mark the steps of these rows as cut; a row without a step gets one without tokens."""
-    without = reasons.keys() - {step.row_id for step in steps}
-    whole = [*steps, *(RowStep(row_id, []) for row_id in without)]
-    return [replace(step, cut=reasons.get(step.row_id)) for step in whole]
 
 
 def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:

@@ -180,15 +180,16 @@ class Engine(Protocol):
         """
         ...
 
-    def suspend(self, row_id: str) -> bool:
+    def suspend(self, row_id: str) -> int | None:
         """Take a decoding row out of the batch and keep everything needed to resume it.
 
         The next `step` still emits what the step in flight yields for the row, even if no row is
         left to decode. That may finish the row.
 
         Returns:
-            False if the row is not decoding or the decoder cannot suspend rows. The row can
-            instead be removed and added again with its ``generated`` tokens.
+            The bytes that it holds meanwhile; None if the row is not decoding or the decoder cannot
+            suspend rows. The row can instead be removed and added again with its ``generated``
+            tokens.
         """
         ...
 
@@ -198,10 +199,6 @@ class Engine(Protocol):
         Raises:
             KeyError: if no such row is suspended.
         """
-        ...
-
-    def suspended_bytes(self, row_id: str) -> int:
-        """The memory that a suspended row holds; 0 for any other."""
         ...
 
     def remove(self, row_id: str) -> None:

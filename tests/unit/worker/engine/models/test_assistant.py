@@ -142,7 +142,7 @@ def test_tokens_outside_of_its_clusters_leave_a_distribution_whole(
 def test_a_row_keeps_nothing_more_for_it(gemma: Loaded, assistant: nn.Module) -> None:
     alone, beside = (batch(gemma, assistant, depth) for depth in (0, 2))
 
-    assert beside.row_bytes == alone.row_bytes
+    assert beside.footprint.of_row == alone.footprint.of_row
     own = sum(value.nbytes for _, value in nn.utils.tree_flatten(assistant.parameters()))
     assert beside.weight_bytes == alone.weight_bytes + own
 

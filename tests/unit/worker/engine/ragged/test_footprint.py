@@ -191,7 +191,8 @@ def test_a_pool_begins_with_an_eighth_of_the_room_at_most_which_counts(attentive
     pages = {}
     for room in (8, 80, 800):
         decoder = attentive.decoder()
-        page, least = PAGE * decoder.row_bytes.token, decoder.bytes_for([(0, 100)], alone=True)
+        page = PAGE * decoder.footprint.of_row.token
+        least = decoder.bytes_for([(0, 100)], alone=True)
         decoder.keep_within(decoder.weight_bytes + room * page)
         alone = decoder.bytes_for([(0, 100)], alone=True)
         joined(decoder, as_ragged(attentive.network, drafts=False), "a", 50, 50)

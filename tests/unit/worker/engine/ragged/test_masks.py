@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.engine.ragged import masks, step
+from omlx_worker.engine.ragged import masks
 from omlx_worker.engine.ragged.masks import Matcher, Run
 from omlx_worker.engine.rows.constraints import Grammar, TooSlow
 from omlx_worker.engine.rows.row import Row, RowStep, Sampling
@@ -315,13 +315,11 @@ def test_outputs_of_the_demo_model_match_their_schemas(
 def test_a_mask_one_place_late_would_be_noticed(
     demo: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = masks.Masks.fill
+    def late(*given: Any) -> tuple[mx.array, mx.array]:
+        bits, forced = masks.fill(*given)
+        return mx.concatenate([bits[:, :1], bits[:, :-1]], axis=1), forced
 
-    def late(self: masks.Masks, state: step.State, depth: int) -> mx.array:
-        bits = fill(self, state, depth)
-        return mx.concatenate([bits[:, :1], bits[:, :-1]], axis=1)
-
-    monkeypatch.setattr(masks.Masks, "fill", late)
+    monkeypatch.setattr("omlx_worker.engine.ragged.decoder.fill", late)
     row = constrained("x", sampling=HOT, tokens=60)
 
     ended = alone(demo, row, 3)

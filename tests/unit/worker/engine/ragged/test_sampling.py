@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, params, sample
+from omlx_worker.engine.ragged.sampling import Draw, Plan, params, sample
 from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.chi_square import disagreement
 
@@ -27,7 +27,7 @@ def draw(
     rows: list[Sampling],
     positions: list[int] | None = None,
     counts: mx.array | None = None,
-) -> Draw:
+) -> list[mx.array]:
     plan = Plan.of(rows)
     at = mx.array(positions or [5] * len(rows), mx.int32)[:, None]
     return sample(scores, at, counts, rows, params(rows, plan), plan)
@@ -38,9 +38,7 @@ def many(scores: mx.array, row: Sampling, count: int) -> list[int]:
     at = mx.arange(count, dtype=mx.int32)[None]
     plan = Plan.of([row])
     repeated = mx.broadcast_to(scores[:1], (1, count, VOCABULARY))
-    tokens: list[int] = (
-        sample(repeated, at, None, [row], params([row], plan), plan).tokens[0].tolist()
-    )
+    tokens: list[int] = sample(repeated, at, None, [row], params([row], plan), plan)[0][0].tolist()
     return tokens
 
 
@@ -48,7 +46,7 @@ def test_temperature_zero_takes_the_likeliest_token_beside_rows_that_sample() ->
     scores = logits(3)
     rows = [Sampling(temperature=0.0), Sampling(temperature=1.0), Sampling(temperature=0.0)]
 
-    tokens = draw(scores, rows).tokens[:, 0].tolist()
+    tokens = draw(scores, rows)[0][:, 0].tolist()
 
     best = mx.argmax(scores[:, 0], axis=-1).tolist()
     assert (tokens[0], tokens[2]) == (best[0], best[2])
@@ -111,12 +109,12 @@ def test_noise_depends_on_seed_position_and_token_alone() -> None:
     row = Sampling(temperature=1.5, seed=99)
     other = Sampling(temperature=0.3, top_k=5, seed=5)
 
-    alone = draw(scores[:1], [row], [17]).tokens[0, 0].item()
-    together = draw(scores, [other, other, row, other], [3, 4, 17, 17]).tokens[2, 0].item()
+    alone = draw(scores[:1], [row], [17])[0][0, 0].item()
+    together = draw(scores, [other, other, row, other], [3, 4, 17, 17])[0][2, 0].item()
 
     assert together == alone
     by_position = many(scores[:1], row, 64)
-    by_seed = [draw(scores[:1], [Sampling(1.5, seed=s)]).tokens.item() for s in range(64)]
+    by_seed = [draw(scores[:1], [Sampling(1.5, seed=s)])[0].item() for s in range(64)]
     assert len(set(by_position)) > 10
     assert len(set(by_seed)) > 10
     assert by_position[17] == alone
@@ -149,7 +147,7 @@ def test_penalties_count_every_occurrence_of_the_history_once() -> None:
     for token in history:
         counts[:, 0, token] += 1
 
-    got = draw(scores, rows, counts=counts)
+    tokens, _, top_tokens, top_logprobs = draw(scores, rows, counts=counts)
 
     for index, row in enumerate(rows):
         expected = scores[index, 0].tolist()
@@ -159,12 +157,8 @@ def test_penalties_count_every_occurrence_of_the_history_once() -> None:
             value -= row.presence_penalty + row.frequency_penalty * history.count(token)
             expected[token] = value
         normaliser = math.log(sum(math.exp(value) for value in expected))
-        assert got.tokens[index, 0].item() == max(range(VOCABULARY), key=expected.__getitem__)
-        assert got.top_tokens is not None
-        assert got.top_logprobs is not None
-        pairs = zip(
-            got.top_tokens[index, 0].tolist(), got.top_logprobs[index, 0].tolist(), strict=True
-        )
+        assert tokens[index, 0].item() == max(range(VOCABULARY), key=expected.__getitem__)
+        pairs = zip(top_tokens[index, 0].tolist(), top_logprobs[index, 0].tolist(), strict=True)
         for token, logprob in pairs:
             assert logprob == pytest.approx(expected[token] - normaliser, abs=1e-4)
 
@@ -176,7 +170,7 @@ def test_logit_bias_is_added_to_its_own_row_only() -> None:
         Sampling(temperature=0.0),
     ]
 
-    tokens = draw(scores, rows).tokens[:, 0].tolist()
+    tokens = draw(scores, rows)[0][:, 0].tolist()
 
     assert tokens == [7, int(mx.argmax(scores[1, 0]).item())]
 
@@ -188,7 +182,7 @@ def test_log_probabilities_are_the_models_own_before_temperature_and_filters() -
         Sampling(temperature=1.0, seed=4, top_logprobs=0),
     ]
 
-    read = ReadDraw.of(draw(scores, rows).arrays)
+    read = Draw.of(draw(scores, rows))
 
     truth = (scores - mx.logsumexp(scores, axis=-1, keepdims=True))[:, 0].tolist()
     asked = read.at(Row("a", [1], 5, rows[0]), 0)

@@ -188,7 +188,7 @@ def test_a_row_that_waits_counts_less_once_what_it_will_share_is_read() -> None:
 
     cold, warm = (decoder.bytes_for([first.size, size]) for size in sizes)
 
-    assert cold - warm >= 20 * PAGE * decoder.row_bytes.token
+    assert cold - warm >= 20 * PAGE * decoder.footprint.of_row.token
 
 
 def test_so_do_rows_of_a_model_with_a_head(qwen: Loaded) -> None:

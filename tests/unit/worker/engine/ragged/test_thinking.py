@@ -11,8 +11,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.masks import Masks
-from omlx_worker.engine.ragged.step import State
+from omlx_worker.engine.ragged.masks import fill
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking, Thoughts
 from tests.helpers.constrained import constrained, free, play
@@ -94,13 +93,13 @@ def test_the_text_is_the_same_whatever_drafts_and_in_company(
 def test_steps_wait_for_the_host_where_the_budget_is_near_and_nowhere_else(
     demo: Loaded, drafting: RaggedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill, filled = Masks.fill, list[int]()
+    filled = list[int]()
 
-    def counted(self: Masks, state: State, depth: int) -> mx.array:
-        filled.append(depth)
-        return fill(self, state, depth)
+    def counted(*given: Any) -> tuple[mx.array, mx.array]:
+        filled.append(1)
+        return fill(*given)
 
-    monkeypatch.setattr(Masks, "fill", counted)
+    monkeypatch.setattr("omlx_worker.engine.ragged.decoder.fill", counted)
     play(drafting, [thinker(demo, budget=1000)])
     assert not filled
     steps = play(drafting, [thinker(demo, budget=TOKENS - 10)])["x"].steps
