@@ -94,6 +94,23 @@ def test_an_append_to_a_stream_whose_end_was_lost_is_refused(connection: Redis) 
     assert leases.append([(claimed, tokens(job.id, 2))]) == {}
 
 
+def test_a_job_starts_over_with_an_empty_stream_while_the_lease_holds(connection: Redis) -> None:
+    job = enqueue(connection)
+    first, stale, fresh = (table(connection, name) for name in ("first", "stale", "fresh"))
+    (earlier,) = claim(first)
+    first.append([(earlier, tokens(job.id, 5, 5))])
+    first.give_back([earlier])
+    (old,) = claim(stale)
+    stale.start_over(old)
+    assert events(connection, job.id) == []
+    expire(connection, stale)
+    assert sweep(fresh) == [job.id]
+    (new,) = claim(fresh)
+    assert fresh.append([(new, tokens(job.id, 1))]) == {}
+    stale.start_over(old)
+    assert len(events(connection, job.id)) == 1, "those tokens are another run's"
+
+
 def test_one_refused_job_does_not_hold_up_the_others(connection: Redis) -> None:
     first, second = enqueue(connection), enqueue(connection)
     leases = table(connection)

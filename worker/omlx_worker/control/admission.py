@@ -74,8 +74,8 @@ class Admission:
         self.served = False
         self._leases = leases
         self._order = ClaimOrder(leases.queues)
-        self._intake = Intake(engine, alias, leases.connection, budget.objection)
-        self._preparers = Preparers(self._intake.prepare, leases.holds, main)
+        intake = Intake(engine, alias, leases.connection, budget.objection)
+        self._preparers = Preparers(intake.prepare, leases.holds, main)
         self._budget = budget
         self._most = engine.max_rows
         self._submit = submit
@@ -220,7 +220,7 @@ class Admission:
                     self._drop(claim, outcome)
                 elif self._fits(claim, outcome):
                     if claim.streamed and not outcome.sent:
-                        self._intake.start_over(claim)
+                        self._leases.start_over(claim)
                     del self._coming[claim]
                     self._observers.started(outcome)
                     admitted.append(outcome)

@@ -110,10 +110,6 @@ class Intake:
                 return Failed(sentence, retry=False, code=code)
         return self._resumed(claim, request, rows)
 
-    def start_over(self, claim: Claim) -> None:
-        """Delete the stream that an interrupted run left, of a job that does not go on from it."""
-        self._connection.delete(events_key(claim.id))
-
     def _within_memory(self, rows: list[Row]) -> list[Row]:
         """Halve the default limit of rows until memory allows for it."""
         while rows[0].max_tokens > 1 and self._objection(_sizes(rows)):
@@ -131,7 +127,7 @@ class Intake:
     def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
         """The job, with the tokens that an interrupted run left in its stream.
 
-        Without them if they cannot be used; see `start_over`.
+        Without them if they cannot be used; see `LeaseTable.start_over`.
         """
         streams = claim.priority != "bulk" if request.stream is None else request.stream
         fingerprint = self._engine.info.system_fingerprint

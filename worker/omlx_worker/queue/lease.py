@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis import Redis
+from redis.client import Pipeline
+from rq.job import Job
+from rq.registry import StartedJobRegistry
 
 from omlx_producer.lua import load
-from omlx_producer.wire import WIRE_VERSION, TokensEvent
+from omlx_producer.wire import WIRE_VERSION, TokensEvent, events_key
 from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import Commit, Ending
@@ -158,6 +161,19 @@ class LeaseTable:
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         return claimed
+
+    def start_over(self, job: Claim) -> None:
+        """Delete the stream that an earlier run of a job has left, if the lease holds."""
+
+        def delete(pipeline: Pipeline) -> None:
+            held = pipeline.zscore(registry.key, f"{job.id}:{job.execution}")
+            pipeline.multi()
+            if held is not None:
+                pipeline.delete(events_key(job.id))
+
+        registry = StartedJobRegistry(job.queue, connection=self.connection)
+        # Whoever takes the job away writes to its hash.
+        self.connection.transaction(delete, Job.key_for(job.id))
 
     def append(self, events: Sequence[tuple[Claim, TokensEvent | None]]) -> dict[str, str | int]:
         """Publish events of jobs; None only checks the lease.
