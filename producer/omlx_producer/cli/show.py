@@ -14,6 +14,7 @@ from redis.utils import str_if_bytes
 from rq.job import Job
 
 from omlx_producer.client.outcome import WAITING, Outcome
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.figures import queue_key, read_figures
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.producer import Producer
@@ -22,6 +23,7 @@ from omlx_producer.terminal import counted, write
 from omlx_producer.wire import (
     PRIORITIES,
     CancelledEvent,
+    Completion,
     FailedEvent,
     JobEvent,
     TokensEvent,
@@ -131,8 +133,15 @@ class TextWriter:
             else:
                 self._others.setdefault(choice.index, []).append(choice.text)
 
-    def write_body(self, body: dict[str, Any]) -> None:
-        """Print a result instead of events."""
+    def write_body(self, job_id: str, body: Completion) -> None:
+        """Print a result instead of events.
+
+        Raises:
+            InvalidRequest: if it has vectors in place of texts.
+        """
+        if not body.choices:
+            told = f"{job_id}: made vectors and no text"
+            raise InvalidRequest(None, told, f"give --json to omlx-submit result {job_id}")
         for choice in body["choices"]:
             text = _answer(choice)
             if choice["index"] == 0:
@@ -186,7 +195,7 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
     if not as_json:
         if not writer.wrote and not failed:
             # Short bulk jobs publish no tokens, and streams expire.
-            writer.write_body(producer.result(job_id))
+            writer.write_body(job_id, producer.result(job_id))
         writer.end()
     if failed:
         Outcome.of_event(failed).unwrap()
@@ -199,5 +208,5 @@ def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_js
         write(json.dumps(body, ensure_ascii=False) + "\n")
         return
     writer = TextWriter()
-    writer.write_body(body)
+    writer.write_body(job_id, body)
     writer.end()

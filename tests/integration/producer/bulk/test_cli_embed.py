@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,3 +162,17 @@ def test_a_run_of_texts_on_a_model_of_embeddings_is_refused_at_once(run: Run) ->
         "omlx-submit: messages: fake makes vectors and generates no text; "
         "name another model, or give input to /v1/embeddings\n",
     )
+
+
+@pytest.mark.usefixtures("embedder")
+@pytest.mark.parametrize("command", ["result", "watch"])
+def test_a_job_for_vectors_has_no_text_to_print(run: Run, redis_url: str, command: str) -> None:
+    with Producer(redis_url) as producer:
+        job = producer.submit(input="xx")
+        job.result(timeout=20)
+
+    shown = run(command, job.id)
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    sentence = f"{job.id}: made vectors and no text; give --json to omlx-submit result {job.id}"
+    assert shown.stderr == f"omlx-submit: {sentence}\n"
+    assert json.loads(run("result", job.id, "--json").stdout)["object"] == "list"
