@@ -86,8 +86,10 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(500, sentence, "server_error", f"job_{error.code}", headers=FINAL)
         case JobTimeout():
             return ApiError(504, sentence, "server_error", "timeout", headers=FINAL)
-        case TokensLost() | MalformedResult():
+        case TokensLost():
             return ApiError(500, sentence, "server_error", "tokens_lost", headers=FINAL)
+        case MalformedResult():
+            return ApiError(500, sentence, "server_error", "malformed_result", headers=FINAL)
         case NotStored():
             log.error(sentence)
             return ApiError(507, sentence, "server_error", "not_stored", headers=FINAL)
@@ -101,7 +103,9 @@ def api_error(error: Exception) -> ApiError:
                 "redis_unavailable",
                 headers={"Retry-After": str(RETRY_SECONDS)},
             )
-        case RedisError() | OmlxQueueError():
+        case RedisError():
+            return ApiError(500, cause(error), "server_error", "redis_error")
+        case OmlxQueueError():
             return ApiError(500, sentence, "server_error", "redis_error")
     log.error("a request failed", exc_info=unquoted(error))
     return ApiError(500, "the gateway failed; its log says where", "server_error", "internal_error")

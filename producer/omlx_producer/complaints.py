@@ -123,7 +123,7 @@ def complaint(error: Exception) -> tuple[str, str] | None:
 def cause(error: Exception) -> str:
     """Why a call to Redis failed, in one line."""
     meant = complaint(error)
-    return f"it {meant[0]}" if meant else one_line(str(error))
+    return f"it {meant[0]}" if meant else one_line(said(error))
 
 
 def waiting_text(error: Exception) -> str:
@@ -139,20 +139,20 @@ def redis_error(error: RedisError, url: str, elsewhere: str = _ELSEWHERE) -> str
     """
     if meant := complaint(error):
         reason = "; ".join(meant)
-    elif "unknown command" in str(error):
+    elif "unknown command" in said(error):
         reason = _SENTINEL
     else:
         reason = tls_problem(error, url) or next(
             text for classes, text in _REASONS if isinstance(error, classes)
         )
-    told = reason.format(error=one_line(str(error)), elsewhere=elsewhere)
+    told = reason.format(error=one_line(said(error)), elsewhere=elsewhere)
     return f"Redis at {without_password(url)} {told}"
 
 
 def tls_problem(error: RedisError, url: str) -> str | None:
     """What an error says about TLS in the URL, for `redis_error`; None if it says nothing."""
     cause = error.__context__
-    text = f"{error} {cause}"
+    text = f"{said(error)} {cause}"
     if url.startswith("redis:"):
         closed = any(part in text for part in _CLOSED)
         return _WANTS_TLS if closed else None

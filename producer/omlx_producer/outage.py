@@ -62,7 +62,7 @@ class LongCall(ConnectionError):
     @classmethod
     def of(cls, error: Exception, size: int) -> Self | None:
         """What the error of a call of ``size`` bytes is; None if it says nothing of its length."""
-        if size > _LONG_BYTES and (passes(error) or "Protocol error" in str(error)):
+        if size > _LONG_BYTES and (passes(error) or "Protocol error" in said(error)):
             return cls(f"{size} bytes in one call: {error}")
         return None
 

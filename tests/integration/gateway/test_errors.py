@@ -15,12 +15,14 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 from redis import Redis
+from redis.exceptions import ResponseError
 from starlette.requests import Request
 
 from omlx_gateway import files, models
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, add_key
 from omlx_gateway.routes import routes
+from omlx_producer import MalformedResult
 from tests.helpers.gateway import error_of, running_gateway
 
 SECRET = "the text of a prompt"
@@ -155,6 +157,25 @@ def test_a_bug_is_a_500_whose_place_is_logged_and_whose_message_is_not(
     assert SECRET not in answer.text + caplog.text
     assert "RuntimeError" in caplog.text
     assert "in refuse" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (ResponseError(f"Command # 1 ({SECRET}) of pipeline caused error: X"), "redis_error", "X"),
+        (MalformedResult("j1", "no body"), "malformed_result", "no body"),
+    ],
+)
+def test_what_redis_refuses_or_holds_is_told_without_what_was_written(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, raised: Exception, code: str, message: str
+) -> None:
+    def refuse(_: Request) -> None:
+        raise raised
+
+    monkeypatch.setattr(models, "key_of", refuse)
+    with running_gateway(redis_url) as url:
+        error = error_of(httpx2.get(f"{url}/v1/models"))
+    assert (error["code"], error["message"]) == (code, message)
 
 
 def test_names_of_this_machine_and_allowed_ones_are_served(redis_url: str) -> None:

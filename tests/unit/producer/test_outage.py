@@ -60,6 +60,11 @@ def test_a_server_that_asks_for_a_password_is_said_to() -> None:
     assert waiting_text(error) == "Redis is unavailable (it asks for a password); waiting for it"
 
 
+def test_what_waits_for_redis_does_not_tell_what_was_written() -> None:
+    error = OutOfMemoryError("Command # 1 (HSET k secret) of pipeline caused error: OOM no room")
+    assert waiting_text(error) == "Redis is unavailable (OOM no room); waiting for it"
+
+
 def test_trouble_that_passes_is_waited_for() -> None:
     now = [0.0]
     outage = Outage(clock=lambda: now[0])

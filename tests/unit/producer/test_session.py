@@ -66,6 +66,10 @@ def ended(error: Exception) -> Result:
         (InvalidResponse('got "H" as reply'), 'is not a Redis server (got "H" as reply); name'),
         (ConnectionError("refused"), "does not answer (refused); start a server there, or name"),
         (ResponseError("WRONGTYPE\nOperation"), "refuses: WRONGTYPE Operation"),
+        (
+            ResponseError("Command # 1 (HSET k unknown command) of pipeline caused error: WRONG"),
+            "refuses: WRONG\n",
+        ),
     ],
 )
 def test_an_error_of_redis_exits_with_3_and_its_remedy(error: RedisError, said: str) -> None:
