@@ -112,7 +112,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
             else:
                 bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
             await require_room(gateway, owner)
-            await require_rate(gateway, key_of(request), _count_texts(bodies) - 1)
+            await require_rate(gateway, key_of(request), _count_texts(bodies) - 1, before=1)
             keys = [key and f"{key}:{n}" for n in range(len(bodies))] if bodies[1:] else [key]
             prompts = "documents" if ranking else own if bodies[1:] else None
             with _naming(prompts):

@@ -18,13 +18,19 @@ from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import ApiKey
 from omlx_producer.complaints import cause
 from omlx_producer.lua import source
+from omlx_producer.terminal import counted
 from omlx_producer.wire.keys import KEEP_SECONDS, prompts_key, rows_key
 
 MINUTE = 60
 
 
-async def require_rate(gateway: Gateway, key: ApiKey | None, count: int = 1) -> None:
+async def require_rate(
+    gateway: Gateway, key: ApiKey | None, count: int = 1, *, before: int = 0
+) -> None:
     """Count prompts of a key in its minute. A request without a prompt counts as one.
+
+    Args:
+        before: prompts of the same request that are counted already.
 
     Raises:
         ApiError: 429 if the key may not send so many in this minute.
@@ -35,10 +41,10 @@ async def require_rate(gateway: Gateway, key: ApiKey | None, count: int = 1) -> 
     left = await script(args=[key.name, count, key.rate, MINUTE])
     if not left:
         return
-    fits = count < key.rate
+    fits = before + count <= key.rate
     raise ApiError(
         429,
-        f"this API key may send {key.rate} prompts a minute; "
+        f"this API key may send {counted(key.rate, 'prompt')} a minute; "
         + (f"try again in {left} s" if fits else "give fewer at once"),
         "rate_limit_error",
         "rate_limit_exceeded",

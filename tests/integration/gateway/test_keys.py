@@ -301,6 +301,20 @@ def test_the_rate_of_a_key_is_counted_at_all_gateways_together(
         assert httpx2.get(f"{two}/v1/models", headers=bearer(slow)).status_code == 200
 
 
+def test_a_key_of_one_prompt_a_minute_is_told_when_to_come_again(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    announce(connection)
+    key = add("slow", "--rate", "1")
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+        for prompts, advice in ((["x"] * 2, "give fewer at once"), ("x", "try again in ")):
+            body = {"model": "demo", "prompt": prompts}
+            answer = httpx2.post(f"{url}/v1/completions", json=body, headers=bearer(key))
+            assert answer.status_code == 429
+            assert f"send 1 prompt a minute; {advice}" in answer.json()["error"]["message"]
+            assert ("retry-after" in answer.headers) == (prompts == "x")
+
+
 def test_the_rate_of_a_key_counts_prompts_and_apart_from_them_rows(
     file: Path, add: Callable[..., str], redis_url: str, connection: Redis
 ) -> None:
