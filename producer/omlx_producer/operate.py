@@ -242,7 +242,7 @@ def requeue_job(connection: redis.Redis, job_id: str) -> None:
             None, f"{job_id}: is {status}", "only failed jobs can be requeued"
         ) from None
     if queue := read_queue_name(job.origin):
-        connection.publish(wake_channel(queue[0]), job_id)
+        connection.publish(wake_channel(queue[0]), 1)
 
 
 def delete_by_id(connection: redis.Redis, job_id: str) -> None:

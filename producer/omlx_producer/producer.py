@@ -228,7 +228,7 @@ class Producer:
         if priority not in PRIORITIES:
             raise InvalidRequest("priority", f"got {priority!r}", f"give {', '.join(PRIORITIES)}")
         checked = check(list(requests), self.models(), require_known_model=require_known_model)
-        keys = idempotency_keys or [None] * len(checked)
+        keys = [None] * len(checked) if idempotency_keys is None else idempotency_keys
         if len(keys) != len(checked):
             raise InvalidRequest(
                 "idempotency_keys",

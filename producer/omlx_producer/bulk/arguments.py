@@ -45,7 +45,7 @@ class BulkArguments(RequestFields, total=False):
 def read_arguments(rows: Any, arguments: BulkArguments) -> tuple[RunOptions, Given | None]:
     """The options of a run, and its rows if they are in memory."""
     asked = {name: value for name, value in arguments.items() if value is not None}
-    if "max_tokens" in asked:
+    if "max_tokens" in asked and "max_completion_tokens" not in asked:
         asked["max_completion_tokens"] = asked.pop("max_tokens")
     if isinstance(rows, str | os.PathLike):
         return RunOptions.of(os.fspath(rows), asked), None

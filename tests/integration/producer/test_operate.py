@@ -168,7 +168,12 @@ def test_a_failed_job_runs_again_and_others_are_refused(
 ) -> None:
     failed, finished = enqueue(connection, max_completion_tokens=-1), enqueue(connection)
     run_burst(redis_url)
+    ring: Any = connection.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+    ring.subscribe("omlx:wake:fake")
+    ring.get_message(timeout=5)
     done = run("requeue", "nobody", finished.id, failed.id)
+    assert ring.get_message(timeout=5)["data"] == b"1"
+    ring.close()
     assert done.exit_code == 2
     assert done.stdout == f"{failed.id} requeued\n"
     assert "no job has the id 'nobody'" in done.stderr

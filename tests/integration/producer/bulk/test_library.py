@@ -242,6 +242,12 @@ def test_options_of_an_output_need_one(producer: Producer, option: str) -> None:
         producer.run(["a"], **{option: True})
 
 
+def test_a_limit_of_tokens_has_one_name(producer: Producer) -> None:
+    limits: Any = {"max_tokens": 5, "max_completion_tokens": 9}
+    with pytest.raises(InvalidRequest, match=r"^max_tokens: given beside max_completion_tokens"):
+        next(producer.run(["a"], **limits))
+
+
 @pytest.mark.parametrize("option", ["template", "id_field"])
 def test_texts_have_no_columns(producer: Producer, option: str) -> None:
     options: Any = {option: "{x}"}
