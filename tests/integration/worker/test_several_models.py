@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from threading import Barrier, BrokenBarrierError
+from threading import Barrier, BrokenBarrierError, Event
 from typing import Any
 
 import pytest
@@ -24,7 +24,9 @@ from omlx_worker.control import served
 from omlx_worker.control import worker as worker_module
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.mac.machine import Mac
+from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.turning import Loads, enqueue_for, turning_worker
+from tests.helpers.waiting import later
 from tests.helpers.workers import (
     events,
     fetch,
@@ -58,6 +60,31 @@ def test_jobs_of_all_models_end_and_each_model_is_loaded_once(
     assert loads.most_open == 1
     assert loads.engines == []
     assert loads.kept == 0, "its memory is free before the next model takes its own"
+
+
+def test_a_model_is_loaded_once_no_prompt_is_being_prepared_for_the_one_before(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, prepare = Event(), Event(), FakeEngine.prepare
+
+    def prepare_long(self: FakeEngine, request: Any, job_id: str) -> Any:
+        if request.prompt == "long":
+            begun.set()
+            goes_on.wait(20)
+        return prepare(self, request, job_id)
+
+    monkeypatch.setattr(FakeEngine, "prepare", prepare_long)
+    loads = Loads()
+    with turning_worker(redis_url, "ab", loads, switch_after=0.5) as worker:
+        long = enqueue_for(connection, "a", "long")
+        wait_for(begun.is_set)
+        other = enqueue_for(connection, "b", priority="high")
+        wait_for(lambda: not len(worker.leases))
+        thread = later(goes_on.set, 0.5)
+        wait_for(lambda: is_over(other) and is_over(long))
+        thread.join()
+    assert loads.made == ["a", "b", "a"]
+    assert loads.kept == 0, "a prompt that is being prepared holds its model"
 
 
 def test_without_jobs_the_first_model_is_loaded(redis_url: str) -> None:

@@ -102,6 +102,10 @@ class Admission:
         """Prepare no more jobs."""
         self._preparers.close()
 
+    def join(self, seconds: float) -> None:
+        """Wait until no job is being prepared, which needs the engine, at most this long."""
+        self._preparers.join(seconds)
+
     def give_back_coming(self, rank: int = 0) -> None:
         """Give back the jobs that are being prepared, of this rank and those after it."""
         # Each goes to the front of its queue, so the first is the last.

@@ -213,6 +213,8 @@ class LoadedModel:
         ended = self.decode_thread.join(seconds)
         if not ended:
             log.warning("the engine is still busy; ending without it")
+        if self.admission is not None:
+            self.admission.join(seconds)
         self._traffic.put(Stop())
         if not self.is_loading:
             self.publisher.join(seconds)

@@ -7,6 +7,7 @@ one mailbox, the best first; what became of them goes to the main thread's.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from itertools import count
 from queue import PriorityQueue
@@ -44,8 +45,12 @@ class Preparers:
         self._main = main
         self._mailbox: PriorityQueue[tuple[int, int, Claim | None]] = PriorityQueue()
         self._numbers = count()
-        for _ in range(PREPARED_AT_ONCE):
-            Thread(target=self._run, name="omlx-prepare", daemon=True).start()
+        self._threads = [
+            Thread(target=self._run, name="omlx-prepare", daemon=True)
+            for _ in range(PREPARED_AT_ONCE)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, claim: Claim, rank: int) -> None:
         """Prepare a job after those of lower ranks, and after earlier ones of its own."""
@@ -53,8 +58,14 @@ class Preparers:
 
     def close(self) -> None:
         """End the threads once they are done with what they do; the rest is not prepared."""
-        for _ in range(PREPARED_AT_ONCE):
+        for _ in self._threads:
             self._mailbox.put((_LAST, next(self._numbers), None))
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the threads, at most this long."""
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         while (claim := self._mailbox.get()[2]) is not None:
