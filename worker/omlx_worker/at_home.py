@@ -26,6 +26,7 @@ from omlx_producer.client.workers import WorkerFigures, read_workers
 from omlx_producer.connection import connect, redis_url
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import OmlxQueueError
+from omlx_producer.program import INVALID, fail
 from omlx_worker.connection import embedded_server
 from omlx_worker.processes import lives
 from omlx_worker.queue.embedded import running_url
@@ -39,7 +40,7 @@ Check = Callable[[], object]
 
 
 def worker_here(connection: Redis, alias: str) -> WorkerFigures | None:
-    """The worker of this machine that serves a model and takes jobs; None without one."""
+    """A worker of this machine that serves a model and is not told to end; None without one."""
     for worker in read_workers(connection, alias):
         if worker.host == socket.gethostname() and worker.state != "draining":
             key = Worker.redis_worker_namespace_prefix + worker.name
@@ -64,7 +65,6 @@ def shared(
         place: of the locks, a path without a suffix.
         tell: told what is waited for.
     """
-    place.parent.mkdir(0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         with _lock_file(place, ".start") as starting:
             _wait_for(starting, lambda: tell("another command starts it"))
@@ -89,7 +89,7 @@ def server_here(settings: WorkerSettings, tell: Tell) -> Iterator[tuple[str, Che
     """The URL of the Redis that is named; else of the one that has a worker of this machine; else
     of the embedded one, which is started if it does not run.
 
-    Comes with what raises ServerError once the server has ended, if it was started here.
+    Yields the URL, and a check that raises ServerError if a server that was started here has ended.
 
     Args:
         tell: told what is waited for.
@@ -113,7 +113,7 @@ def server_here(settings: WorkerSettings, tell: Tell) -> Iterator[tuple[str, Che
 
 
 def nothing() -> None:
-    """A check of what ends with another command."""
+    """The check of a server or worker that another command has started: that command ends it."""
 
 
 def _find_server(folder: Path, alias: str) -> str | None:
@@ -130,7 +130,11 @@ def _find_server(folder: Path, alias: str) -> str | None:
 
 
 def _lock_file(place: Path, suffix: str) -> IO[bytes]:
-    return place.with_name(place.name + suffix).open("ab")
+    try:
+        place.parent.mkdir(0o700, parents=True, exist_ok=True)
+        return place.with_name(place.name + suffix).open("ab")
+    except OSError as error:
+        fail(INVALID, f"--redis-dir {place.parent}: {error.strerror}; name another folder")
 
 
 def _wait_for(file: IO[bytes], busy: Callable[[], object]) -> None:

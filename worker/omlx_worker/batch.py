@@ -23,22 +23,24 @@ from omlx_worker.options import (
     read_settings,
     require_mlx,
     settings_options,
+    start_advice,
 )
 from omlx_worker.own_worker import OwnWorker, WorkerEnded
 from omlx_worker.queue.embedded import ServerError
 from omlx_worker.settings import WorkerSettings
 
-# Of the worker, beside those of where Redis is.
+# Options of the worker, and those that say where Redis is.
 _WORKERS = (
     *("model", "model_alias", "mtp_from", "draft_model", "max_batch"),
     *("mode", "mtp_depth", "fixed_shapes", "memory_limit"),
 )
+_REDIS = ("redis_url", "redis_dir")
 
 
 @click.command(cls=ModelCommand)
-@settings_options((*_WORKERS, "redis_url", "redis_dir"))
+@settings_options((*_WORKERS, *_REDIS))
 @file_options
-def batch(redis_url: str | None, redis_dir: str | None, **values: Any) -> None:
+def batch(**values: Any) -> None:
     """Run a file with a model of this machine, or resume.
 
     INPUT and its options are those of omlx-submit run. A Redis server and a worker run as long as
@@ -49,16 +51,18 @@ def batch(redis_url: str | None, redis_dir: str | None, **values: Any) -> None:
     3 Redis unreachable, 130 interrupted.
     """
     options = {name: values.pop(name) for name in _WORKERS}
-    settings, _ = read_settings(options | {"redis_url": redis_url, "redis_dir": redis_dir})
+    redis = {name: values.pop(name) for name in _REDIS}
+    settings, _ = read_settings(options | redis)
+    advice = start_advice(settings, options | redis)
     file = FileRun.of(values | {"model": settings.alias, "require_known_model": False})
     require_mlx()
     try:
         with server_here(settings, say) as (url, server_runs), open_producer(url) as producer:
             if not file.needs_worker(producer):
-                return file.go(producer, _advice(settings, options))
+                return file.go(producer, advice)
             with _worker(settings, options, producer, file, url) as worker_runs:
                 checks = worker_runs, server_runs
-                file.go(producer, _advice(settings, options), lambda: [check() for check in checks])
+                file.go(producer, advice, lambda: [check() for check in checks])
     except WorkerEnded as error:
         go_on = "" if error.loading else _go_on(file)
         fail(error.code if error.code > 0 else JOB_ENDED_BADLY, f"{error}{go_on}")
@@ -68,13 +72,6 @@ def batch(redis_url: str | None, redis_dir: str | None, **values: Any) -> None:
 
 def _go_on(file: FileRun) -> str:
     return f"; continue {with_command(stdin=file.input == '-')}"
-
-
-def _advice(settings: WorkerSettings, options: Mapping[str, Any]) -> str:
-    """How to get a worker for failed rows, in words that ``and`` follows."""
-    redis = [] if settings.redis_url else ["--embedded-redis"]
-    command = ["omlx-worker", "run", *arguments_of(options), *redis]
-    return f"start {shlex.join(command)} in another terminal"
 
 
 @contextlib.contextmanager
@@ -87,7 +84,7 @@ def _worker(
 ) -> Iterator[Check]:
     """A worker of this machine for the model, started here if there is none.
 
-    Yields what raises WorkerEnded once it has ended, if it was started here.
+    Yields a check that raises WorkerEnded if a worker that was started here has ended.
     """
 
     def find() -> Check | None:

@@ -118,6 +118,21 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
+def start_advice(settings: WorkerSettings, options: Mapping[str, Any]) -> str:
+    """How to start a worker with these options, in words that ``and`` follows.
+
+    A URL that may hold a password is not shown.
+    """
+    from omlx_producer.connection import without_password
+
+    url = options["redis_url"]
+    secret = url is not None and without_password(url) != url
+    given = arguments_of({**options, "redis_url": None} if secret else options)
+    server = [] if settings.redis_url else ["--embedded-redis"]
+    needs = f"with {PREFIX}REDIS_URL set to the same URL " if secret else ""
+    return f"{needs}start {shlex.join(['omlx-worker', 'run', *given, *server])} in another terminal"
+
+
 def require_mlx() -> None:
     """Prepare to import MLX. Ends the program with a sentence if it is not installed."""
     require("mlx", "mlx_lm")

@@ -85,6 +85,21 @@ def test_a_worker_of_another_model_with_the_name_is_not_used(
     )
 
 
+def test_after_failures_it_says_how_to_start_a_worker_on_the_same_redis(
+    batch: Batch, at_home: str, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1, max_tokens=90)
+    given = ("-m", ALIAS, "rows.jsonl", "-o", "out.jsonl", "--job-timeout", "1")
+    command, folder = f"omlx-worker run --model {ALIAS}", f"--redis-dir {tmp_path / 'redis'}"
+    done = batch(*given, "--redis-url", at_home)
+    assert done.exit_code == 1, done.output
+    assert f"; start {command} --redis-url {at_home} {folder} in another ter" in done.stderr
+    done = batch(*given, "--replace", "--redis-url", at_home.replace("//", "//default:secret@"))
+    same = "with OMLX_QUEUE_REDIS_URL set to the same URL"
+    assert f"; {same} start {command} {folder} in another ter" in done.stderr
+    assert "secret" not in done.output
+
+
 def test_a_finished_file_needs_no_worker(
     batch: Batch, redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:
@@ -178,6 +193,18 @@ def test_mistakes_are_told_before_a_model_is_loaded(
     assert done.stderr.startswith(f"omlx-worker: {said}"), done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out.csv.run").exists()
+
+
+def test_a_folder_that_cannot_be_used_is_named_with_its_option(
+    batch: Batch, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    (tmp_path / "redis").write_text("")
+    done = batch("-m", "demo", "rows.jsonl", "-o", "out.jsonl")
+    assert done.exit_code == 2, done.output
+    assert done.stderr == (
+        f"omlx-worker: --redis-dir {tmp_path}/redis: File exists; name another folder\n"
+    )
 
 
 def test_options_of_the_worker_and_of_the_run_have_names_of_their_own() -> None:
