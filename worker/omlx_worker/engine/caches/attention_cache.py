@@ -25,7 +25,7 @@ import mlx.core as mx
 from omlx_worker.engine.caches.layout import Seat, Tail, pages_for, unmoved
 from omlx_worker.engine.kernels.attention import Attention, Heads, Pair
 from omlx_worker.engine.kernels.plain.attention import PlainAttention, body_of
-from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
+from omlx_worker.engine.kernels.window import PAGE, Window
 
 
 class AttentionCache:
@@ -51,27 +51,6 @@ class AttentionCache:
         self.bodies: Pair = body_keys, body_values
         self.ring = ring
         self._attention = attention or PlainAttention()
-
-    @classmethod
-    def empty(
-        cls,
-        slots: int,
-        heads: int,
-        capacity: int,
-        dims: tuple[int, int],
-        dtype: mx.Dtype,
-        ring: int = 0,
-        attention: Attention | None = None,
-    ) -> Self:
-        """Caches of free slots, with the pages of `own_pages`.
-
-        Args:
-            dims: of a head's keys and of its values.
-        """
-        pages = pages_for(capacity)
-        body = (slots, min(pages * PAGE, ring)) if ring else (slots * pages, PAGE)
-        shapes = [(count, heads, n, d) for count, n in ((slots, TAIL), body) for d in dims]
-        return cls([mx.zeros(shape, dtype) for shape in shapes], ring, attention)
 
     @property
     def paged(self) -> bool:

@@ -38,7 +38,7 @@ from omlx_worker.engine.loading.prefixes import Prefixes as Prefixes
 from omlx_worker.engine.models.mtp import MTPHead, with_head
 from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.prefix import Pool, PrefixCache
+from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
@@ -306,7 +306,7 @@ def decoder_of(
     depth: int,
     draft: nn.Module | None = None,
     lookup: int = 0,
-    make_prefixes: Callable[[RaggedModel, Pool], PrefixCache] | None = None,
+    make_prefixes: Callable[[RaggedModel, RaggedDecoder], PrefixCache] | None = None,
     contest: Contest = HERE,
     embedder: Embedder | None = None,
 ) -> Decoder:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from omlx_worker.engine.loading.identity import identity_of
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.prefix import Pool, PrefixCache
+from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Forms
 from omlx_worker.engine.ragged.prefix_disk import NotPrivate, PrefixDisk
 from omlx_worker.engine.rows.interface import ModelError
@@ -30,7 +31,7 @@ class Prefixes:
     def cache(
         self,
         model: RaggedModel,
-        pool: Pool,
+        pool: Batch,
         paths: list[Path],
         head: Path | None = None,
         *,

@@ -14,7 +14,7 @@ from omlx_producer.errors import one_line
 from omlx_worker.engine.caches.layout import Pages, Seat, pages_for, places
 from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.window import TAIL, Window, own_pages, table_of
-from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel, Unsupported
+from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel, Unsupported
 from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.rows.row import Row, Sampling
 
@@ -130,7 +130,7 @@ def _trace(ragged: RaggedModel) -> None:
     arrays = [cache.arrays for cache in ragged.new_caches(1, TAIL)]
     none = mx.zeros((1,), mx.int32)
 
-    def forward(tokens: mx.array, none: mx.array, arrays: list[list[mx.array]]) -> mx.array:
+    def forward(tokens: mx.array, none: mx.array, arrays: Layers) -> mx.array:
         caches = ragged.wrap(arrays)
         window = Window.at(none, none, tokens.shape[1], own_pages(1, pages_for(TAIL)))
         return ragged.logits(ragged.forward(tokens, caches, window, none))

@@ -25,9 +25,10 @@ from mlx_lm.models.cache import (
 )
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import pages_for
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.forms import Kernels
-from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.layers import serve_layers
@@ -35,6 +36,9 @@ from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurr
 from omlx_worker.engine.models.served_layers import copied
 
 LayerCache = AttentionCache | RecurrentCache
+
+Layers = list[list[mx.array]]
+"""Arrays of each layer."""
 
 _BACKBONES = ("model", "transformer", "backbone")
 """How mlx-lm's models name the part that their scores are computed from."""
@@ -55,9 +59,11 @@ class AttentionShape:
     kernels: Kernels
 
     def empty(self, slots: int, capacity: int) -> LayerCache:
-        return AttentionCache.empty(
-            slots, self.heads, capacity, self.dims, self.dtype, self.ring, self.kernels.attention
-        )
+        """The caches of free slots, with the pages of `own_pages`."""
+        pages = pages_for(capacity)
+        body = (slots, min(pages * PAGE, self.ring)) if self.ring else (slots * pages, PAGE)
+        sizes = [(count, n, d) for count, n in ((slots, TAIL), body) for d in self.dims]
+        return self.wrap([mx.zeros((count, self.heads, n, d), self.dtype) for count, n, d in sizes])
 
     def wrap(self, arrays: Sequence[mx.array]) -> LayerCache:
         return AttentionCache(arrays, self.ring, self.kernels.attention)
@@ -217,10 +223,10 @@ class RaggedModel:
         return [*self._shapes, *(self.drafter.layers if self.drafter else [])]
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
-        """Caches of free slots with pages of their own, one for each of `layers`."""
+        """Caches of free slots, one for each of `layers`."""
         return [shape.empty(slots, capacity) for shape in self.layers]
 
-    def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]:
+    def wrap(self, arrays: Layers) -> list[LayerCache]:
         """Views around the layers' arrays, as a step receives them."""
         return [shape.wrap(part) for part, shape in zip(arrays, self.layers, strict=True)]
 

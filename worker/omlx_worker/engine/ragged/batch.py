@@ -29,7 +29,7 @@ from omlx_worker.engine.caches.layout import (
 )
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, entries_of, own_pages, table_of
-from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel
 from omlx_worker.engine.ragged.lookups import (
     BEFORE_OWN,
     SHORTEST,
@@ -39,7 +39,7 @@ from omlx_worker.engine.ragged.lookups import (
 )
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.ragged.sampling import counts_of
-from omlx_worker.engine.ragged.step import Arrays, State
+from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thoughts
 
@@ -79,7 +79,7 @@ class BatchRow:
     cursor: int
     remaining: int
     pages: list[Page]
-    layers: Arrays
+    layers: Layers
     state: State
     slot: int = 0
     accepted: int = 0
@@ -148,7 +148,7 @@ class Batch:
     def slots(self) -> int:
         return self.layout.slots if self.rows else 0
 
-    def join(self, rows: Sequence[tuple[Row, list[Page], Arrays]]) -> None:
+    def join(self, rows: Sequence[tuple[Row, list[Page], Layers]]) -> None:
         """Add rows. Their histories but for the last tokens are prefilled.
 
         Args:
@@ -157,7 +157,7 @@ class Batch:
         """
         self._enter([self._joining(*row) for row in rows])
 
-    def _joining(self, row: Row, pages: list[Page], layers: Arrays) -> BatchRow:
+    def _joining(self, row: Row, pages: list[Page], layers: Layers) -> BatchRow:
         history = row.history
         length = len(history) - 1
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
@@ -246,7 +246,12 @@ class Batch:
                 cache.write(copied, cache.held(begun, PAGE))
 
     def pieces(self, pages: Sequence[Page], start: int, end: int) -> list[mx.array]:
-        """See `omlx_worker.engine.ragged.prefix.Pool`."""
+        """Copies of keys and values ``[1, H, end - start, D]`` of every layer that has pages. They
+        fill their buffers.
+
+        Args:
+            pages: from the one on that has position ``start``.
+        """
         seat, first = Seat(0, places(pages)), start % PAGE
         length = first + end - start
         paged = [cache for cache in self.caches if cache.paged]
@@ -254,7 +259,7 @@ class Batch:
         return [mx.contiguous(part[:, :, first:]) for part in parts]
 
     def filled(self, pieces: Sequence[mx.array], positions: int) -> list[Page]:
-        """See `omlx_worker.engine.ragged.prefix.Pool`."""
+        """New pages of a row that hold these keys and values ``[1, H, positions, D]``."""
         pages = list[Page]()
         self.reserve([(pages, positions)])
         rest = iter(pieces)

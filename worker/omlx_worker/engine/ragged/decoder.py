@@ -23,7 +23,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch, BatchRow
 from omlx_worker.engine.ragged.footprint import Footprint
 from omlx_worker.engine.ragged.masks import fill, force
-from omlx_worker.engine.ragged.prefix import Pool, PrefixCache
+from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read, vectors_of
 from omlx_worker.engine.ragged.sampling import (
     Draw,
@@ -84,7 +84,7 @@ class RaggedDecoder(Batch):
         model: RaggedModel,
         depth: int = 0,
         lookup: int = 0,
-        make_prefixes: Callable[[Pool], PrefixCache] | None = None,
+        make_prefixes: Callable[[RaggedDecoder], PrefixCache] | None = None,
         fixed: int = 0,
     ) -> None:
         self.own_depth = depth if model.drafter else 0

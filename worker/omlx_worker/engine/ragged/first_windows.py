@@ -15,7 +15,7 @@ from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.layout import pages_for, power_of_two
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
-from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel
 
 WIDTHS = (16, 32, 48, 64, 96, 128)
 """Tokens of each row."""
@@ -81,7 +81,7 @@ class FirstWindows:
                 cache.update([array[:rows] for array in part])
         return hidden[:rows, :width]
 
-    def _first(self, tokens: mx.array, lengths: mx.array) -> tuple[mx.array, list[list[mx.array]]]:
+    def _first(self, tokens: mx.array, lengths: mx.array) -> tuple[mx.array, Layers]:
         self.traces += self._compiles
         rows, width = tokens.shape[0], tokens.shape[1] - 1
         caches = self._model.new_caches(rows, TAIL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from omlx_worker.engine.caches.layout import Layout, layout_for, pages_for
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
+from omlx_worker.engine.ragged.prefix_arrays import size_of
 from omlx_worker.engine.ragged.reading import MOST_LOGITS, SCORED_AT_ONCE, SPREAD, room_for
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Size
 
@@ -126,14 +127,14 @@ class Footprint:
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
         recurrent = [cache for cache in caches if not isinstance(cache, AttentionCache)]
         # Bytes of a position and the ring of every attention layer.
-        self._layers = [(_bytes(cache.tails) // TAIL, cache.ring) for cache in attention]
-        state = sum(_bytes(cache.arrays) for cache in recurrent)
+        self._layers = [(size_of(cache.tails) // TAIL, cache.ring) for cache in attention]
+        state = sum(size_of(cache.arrays) for cache in recurrent)
         kept = 0
         if depth:
             start = mx.zeros((1,), mx.int32)
             window = Window.at(start, start, 1 + depth, own_pages(1, pages_for(TAIL)))
             model.forward(mx.zeros((1, 1 + depth), mx.int32), caches, window, start)
-            kept = sum(_bytes(cache.kept) for cache in recurrent)
+            kept = sum(size_of(cache.kept) for cache in recurrent)
         # Tails, states and kept inputs.
         self._slot = sum(TAIL * size for size, _ in self._layers) + state + kept
         self._logits = model.vocabulary * (1 + depth)
@@ -214,11 +215,6 @@ def _shared(row: Size) -> int:
     return sum(tokens // PAGE for tokens in row[4:])
 
 
-def _bytes(arrays: Iterable[mx.array]) -> int:
-    total: int = sum(array.nbytes for array in arrays)
-    return total
-
-
 class GeneratorFootprint:
     """Memory of mlx-lm's `generate_step`, which decodes one row, from its model's own caches.
 
@@ -246,4 +242,4 @@ def _cache_bytes(model: nn.Module, tokens: int) -> int:
     caches = make_prompt_cache(model)
     model(mx.zeros((1, tokens), mx.int32), cache=caches)
     states = (state for _, state in tree_flatten([cache.state for cache in caches]))
-    return _bytes(state for state in states if isinstance(state, mx.array))
+    return size_of(state for state in states if isinstance(state, mx.array))

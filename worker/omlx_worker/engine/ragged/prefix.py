@@ -17,37 +17,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Page, Pages
-from omlx_worker.engine.ragged.prefix_arrays import Forms, Layers, copies, size_of
+from omlx_worker.engine.caches.layout import Page
+from omlx_worker.engine.models.ragged_model import Layers
+from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.prefix_arrays import Forms, copies, size_of
 from omlx_worker.engine.ragged.prefix_disk import Beginning, PrefixDisk, Tokens
 from omlx_worker.engine.rows.tokens import in_common
-
-
-class Pool(Protocol):
-    """The pages of a batch, and the arrays behind them.
-
-    Attributes:
-        pages: of all rows, and those that are kept for rows to come.
-    """
-
-    pages: Pages
-
-    def pieces(self, pages: Sequence[Page], start: int, end: int) -> list[mx.array]:
-        """Keys and values ``[1, H, end - start, D]`` of every layer that has pages; copies
-        that fill their buffers.
-
-        Args:
-            pages: from the one on that has position ``start``.
-        """
-        ...
-
-    def filled(self, pieces: Sequence[mx.array], positions: int) -> list[Page]:
-        """New pages of a row that hold these keys and values ``[1, H, positions, D]``."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +76,9 @@ class PrefixCache:
         limit: bytes, at present.
     """
 
-    def __init__(self, forms: Forms, most: int, pool: Pool, disk: PrefixDisk | None = None) -> None:
+    def __init__(
+        self, forms: Forms, most: int, pool: Batch, disk: PrefixDisk | None = None
+    ) -> None:
         self._forms = forms
         self._most = self.limit = most
         self._pool = pool

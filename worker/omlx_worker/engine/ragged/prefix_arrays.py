@@ -16,13 +16,10 @@ from typing import Self
 import mlx.core as mx
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.ragged_model import Layers, RaggedModel
 
 AT_ONCE = 64 << 20
 """Bytes that are copied before the device is waited for."""
-
-Layers = list[list[mx.array]]
-"""What each layer keeps of a row besides pages: states ``[1, ...]``, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)

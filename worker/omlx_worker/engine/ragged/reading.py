@@ -21,8 +21,7 @@ import mlx.core as mx
 from omlx_worker.engine.caches.layout import Page, Seat, capacity_for, pages_for, places
 from omlx_worker.engine.kernels.window import Window, table_of
 from omlx_worker.engine.models.embedder import Embedder
-from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.prefix_arrays import Layers
+from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel
 from omlx_worker.engine.ragged.sampling import score
 from omlx_worker.engine.rows.row import Report, Row, Scored
 

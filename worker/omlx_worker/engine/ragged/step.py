@@ -33,7 +33,7 @@ import mlx.core as mx
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.window import Window
-from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel
 from omlx_worker.engine.ragged.first_windows import FirstWindows
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
 from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
@@ -51,7 +51,6 @@ one or two traces (1.3 on average where rows come and go and depths change).
 _OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
-Arrays = list[list[mx.array]]
 
 
 class Outcome(NamedTuple):
@@ -101,7 +100,7 @@ class Halves:
 
     def forward(
         self, caches: Sequence[LayerCache], state: State, depth: int
-    ) -> tuple[mx.array, Arrays]:
+    ) -> tuple[mx.array, Layers]:
         """See `forward`; also returns the arrays that it wrote."""
         run = self.forwards(depth, tuple(state["table"].shape))
         hidden, written = run(state, [cache.arrays for cache in caches])
@@ -116,7 +115,7 @@ class Halves:
         plan: Plan,
         depth: int,
         allowed: mx.array | None,
-    ) -> tuple[Outcome, State, Arrays]:
+    ) -> tuple[Outcome, State, Layers]:
         """See `commit`; also returns the arrays that it wrote."""
         run = self.commits(plan, depth, tuple(state["table"].shape))
         arrays = [cache.arrays for cache in caches]
@@ -124,7 +123,7 @@ class Halves:
         return Outcome(*outcome), after, _update(caches, written)
 
     def _forward(self, depth: int, _layout: tuple[int, ...]) -> Callable[..., Any]:
-        def run(state: State, layers: Arrays) -> tuple[mx.array, Arrays]:
+        def run(state: State, layers: Layers) -> tuple[mx.array, Layers]:
             self.traces += self._compiles
             caches = self._model.wrap(layers)
             hidden = forward(self._model, caches, state, depth)
@@ -138,8 +137,8 @@ class Halves:
         own = self._own_depth if depth <= self._own_depth else 0
 
         def run(
-            state: State, params: Params, layers: Arrays, hidden: mx.array, allowed: mx.array | None
-        ) -> tuple[list[mx.array], State, Arrays]:
+            state: State, params: Params, layers: Layers, hidden: mx.array, allowed: mx.array | None
+        ) -> tuple[list[mx.array], State, Layers]:
             self.traces += self._compiles
             caches = self._model.wrap(layers)
             commits = partial(commit, plan=plan, depth=depth, own=own, allowed=allowed)
@@ -149,7 +148,7 @@ class Halves:
         return mx.compile(run)
 
 
-def _update(caches: Sequence[LayerCache], written: Arrays) -> Arrays:
+def _update(caches: Sequence[LayerCache], written: Layers) -> Layers:
     for cache, part in zip(caches, written, strict=True):
         cache.update(part)
     return written
