@@ -279,10 +279,13 @@ class ActiveJob:
         self.resumed_tokens = self.tokens
 
     def feed(self, emission: Emission) -> None:
-        """Take in what one step added to one row."""
+        """Take in what one step added to one row. A row that ends leaves its place to other jobs."""
         self._by_row[emission.row_id].feed(emission)
         if emission.prompt_logprobs is None:
             self.drafts.add(emission)
+        if emission.finish_reason and not self.finished:
+            left = len(self.choices) - len(self.finish_reasons)
+            self.claim.sizes = self.claim.sizes[-left:]
 
     def take_event(self) -> TokensEvent | None:
         """What was produced since the last event, or None when there is nothing new.

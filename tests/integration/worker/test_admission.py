@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from queue import SimpleQueue
 
 import pytest
@@ -96,6 +97,29 @@ def test_a_job_of_many_choices_holds_back_no_other_job(
         ]
         wait_for(lambda: all(map(is_over, others)))
         assert not is_over(many)
+
+
+def test_texts_that_are_read_leave_their_places_to_other_jobs(
+    redis_url: str, connection: Redis
+) -> None:
+    enqueue(connection, prompt=None, input=["a", "b", "c", "d" * 5000])
+    alone, read_on = threading.Event(), threading.Event()
+    with running_worker(redis_url, max_rows=4, vector_size=4) as worker:
+        engine = worker.test_engine
+        prefill = engine.prefill
+
+        def read(tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+            if len(engine.states) == 1:
+                alone.set()
+                read_on.wait(20)
+            return prefill(tokens, keep)
+
+        engine.prefill = read
+        wait_for(alone.is_set)
+        other = enqueue(connection, prompt=None, input="e")
+        wait_for(lambda: status(other) == "started")
+        read_on.set()
+        wait_for(lambda: is_over(other))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ class Claim:
         treatment: ``run``, run ``alone``, ``stop`` (it was cancelled) or ``fail`` (it kills its
             workers). See `omlx_worker.queue.quarantine`.
         urgent: claimed before better queues because its queue had waited long enough.
-        sizes: of its rows, once it is ready to run; see `omlx_worker.engine.rows.interface.Size`.
+        sizes: of its rows that have not ended, the largest that fit in a batch; empty until it is
+            ready to run. See `omlx_worker.engine.rows.interface.Size`.
         claimed_at: monotonic seconds.
         produced_at: when its first tokens since then were published; None before.
         choices: that its request asks for, once it is ready to run.
@@ -104,7 +105,7 @@ class Claim:
 
     @property
     def rows(self) -> int:
-        """The number of its rows that run or wait; one until that is known."""
+        """Places in the batch that it takes: one until its sizes are known."""
         return len(self.sizes) or 1
 
     @property
