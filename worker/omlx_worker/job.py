@@ -279,7 +279,7 @@ class ActiveJob:
         self.resumed_tokens = self.tokens
 
     def feed(self, emission: Emission) -> None:
-        """Take in what one step added to one row. A row that ends leaves its place to other jobs."""
+        """Take in what a step added to a row. A row that ends leaves its place to other jobs."""
         self._by_row[emission.row_id].feed(emission)
         if emission.prompt_logprobs is None:
             self.drafts.add(emission)
