@@ -141,6 +141,15 @@ def test_expired_entries_leave_registries_a_bounded_number_a_call(connection: Re
     assert not connection.exists(f"rq:canceled:{QUEUE}")
 
 
+def test_a_clean_up_that_the_next_sweep_cuts_short_goes_on_with_it(connection: Redis) -> None:
+    key, upkeep = f"rq:finished:{QUEUE}", Upkeep(table(connection))
+    connection.zadd(key, {f"expired-{n}": 1 for n in range(250)})
+    next(0 for _ in upkeep.sweep() if connection.zcard(key) < 250)
+    for _ in upkeep.sweep():
+        pass
+    assert not connection.exists(key)
+
+
 def test_rows_of_many_batches_are_mended_a_bounded_number_a_call(connection: Redis) -> None:
     runs = [f"{n:016x}" for n in range(130)]
     with connection.pipeline() as pipeline:

@@ -105,10 +105,10 @@ class Upkeep:
                 log.info("%s had waited longer than the completion window", counted(expired, "job"))
             yield []
         if self._clock() >= self._clean_at:
-            self._clean_at = self._clock() + CLEAN_SECONDS
             for queue in self._queues:
                 while self._clean(args=[queue, MOST_ENTRIES]):
                     yield []
+            self._clean_at = self._clock() + CLEAN_SECONDS
 
     def expire(self) -> Iterator[int]:
         """Fail the jobs, of any model, that have waited longer than their completion windows.
