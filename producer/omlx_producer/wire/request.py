@@ -211,7 +211,7 @@ class GenerationRequest(RequestPart):
     )
     echo: bool = Field(default=False, description="Begin the text with the prompt.")
     stream: bool | None = Field(
-        default=None, description="Publish tokens as they come; by default, but not of bulk jobs."
+        default=None, description="Publish tokens at once; the default of all but bulk jobs."
     )
     draft: bool = Field(default=True, description="Draft tokens if the model can.")
     draft_depth: int | None = Field(
@@ -220,9 +220,9 @@ class GenerationRequest(RequestPart):
         le=MAX_DRAFT_DEPTH,
         description="Draft at most this many tokens per step.",
     )
-    cache: bool = Field(default=True, description="Reuse what was read of like prompts.")
+    cache: bool = Field(default=True, description="Reuse a prefix that other prompts have read.")
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        default=None, description="Reuse it within requests of this text alone."
+        default=None, description="Share it only among requests with this salt."
     )
     response_format: Annotated[
         ResponseFormat | None, Remedy('an object such as {"type": "json_object"}')
