@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -142,6 +143,25 @@ def test_what_was_claimed_when_redis_got_into_trouble_is_claimed_again(
         wait_for(lambda: all(map(is_over, jobs)))
     assert {status(job) for job in jobs} == {"finished"}
     assert troubles == []
+
+
+def test_a_worker_that_ends_gives_back_what_a_claim_without_an_answer_took(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_worker(redis_url) as worker:
+        claim = worker.leases._claim
+
+        def lose_answer(*args: Any, **kwargs: Any) -> Any:
+            if (reply := claim(*args, **kwargs)) and reply[1]:
+                worker.stop()
+                raise ConnectionError("reset by peer")
+            return reply
+
+        monkeypatch.setattr(worker.leases, "_claim", lose_answer)
+        job = enqueue(connection)
+        worker.test_thread.join(20)
+    assert status(job) == "queued"
+    assert connection.lrange(queue(connection).key, 0, -1) == [job.id.encode()]
 
 
 def test_jobs_come_out_in_their_order_although_some_were_sent_back(

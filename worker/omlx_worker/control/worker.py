@@ -335,6 +335,8 @@ class GenerationWorker(RecordedWorker):
         try:
             held = self.leases.jobs()
             if self._error is None or isinstance(self._error, RedisError | EngineBroken):
+                # This undoes a claim whose answer was lost.
+                self.leases.claim(0)
                 self.leases.give_back(held)
                 for claim in held:
                     self.observers.ended(claim, outcome="given back")
