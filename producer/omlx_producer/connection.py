@@ -91,10 +91,10 @@ def without_password(url: str) -> str:
 
 
 def _has_raw_password(parts: SplitResult) -> bool:
-    """Whether an ``@`` comes so late that a password before it may have ended the host."""
+    """Whether an ``@`` comes after a /, ? or #, so that these may belong to a password."""
     options = parts.query.split("&")
     later = [option for option in options if not option.startswith(("username=", "password="))]
-    # The path of a socket may have one.
+    # The path of a socket may hold an @.
     if parts.scheme != "unix" or (parts.netloc and "@" not in parts.netloc):
         later.append(parts.path)
     return any("@" in text for text in (*later, parts.fragment))
@@ -104,7 +104,7 @@ def connect(url: str, **options: Any) -> redis.Redis:
     """A client that fails within seconds when no server answers.
 
     Args:
-        options: for redis-py, beside its own ones or in their place.
+        options: of redis-py; they replace the usual ones.
 
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
@@ -144,7 +144,7 @@ def _checked(url: str) -> Iterator[None]:
         if _has_raw_password(parts):
             raise InvalidRequest("connection", *_RAW_PASSWORD)
         yield
-        # redis-py takes what is none for 0.
+        # redis-py uses database 0 for a path that is no number.
         if parts.scheme != "unix" and not re.fullmatch(r"/?|/[0-9]+/?", parts.path):
             got = f"got {parts.path[1:]!r} for the database"
             raise InvalidRequest("connection", got, f"give a number, as in {DEFAULT_REDIS_URL}")
@@ -162,9 +162,9 @@ def _not_taken(given: object, beside: str = "") -> InvalidRequest:
 
 
 def _require_connectable(client: redis.Redis | redis.asyncio.Redis) -> None:
-    """Raise now what else only the first command would: TypeError or ValueError."""
+    """Raise TypeError or ValueError for options that the first command would fail with."""
     options = client.get_connection_kwargs()
-    # A host that no name can be. UnicodeError is a ValueError.
+    # Refuses a host that is no valid name. UnicodeError is a ValueError.
     options.get("host", "").encode("idna")
     client.connection_pool.connection_class(**options)
 

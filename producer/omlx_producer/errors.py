@@ -39,10 +39,10 @@ class OmlxQueueError(Exception):
 
 
 class InvalidRequest(OmlxQueueError, ValueError):
-    """A request that can never be served. The message names field, value and remedy.
+    """A request that cannot be served as it is. The message names field, value and remedy.
 
     Attributes:
-        field: the path to what is wrong, such as ``messages[0].content``; None of what is no field.
+        field: the path to what is wrong, such as ``messages[0].content``; None if no field is.
         got: what is wrong with it.
         remedy: what to give instead; "" if ``got`` says it.
         index: the number of the request, of several that were submitted together.

@@ -1,5 +1,5 @@
-"""What Redis knows of models, their queues and workers: one model of it for the command line, the
-gateway's page, Prometheus, and whoever waits for a job."""
+"""What Redis knows of models, their queues and workers, for the command line, the gateway's page,
+Prometheus, and whoever waits for a job."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class QueueFigures(BaseModel):
     Attributes:
         jobs: those of RQ's queue.
         batch_rows: rows of open batches that are no jobs yet.
-        oldest_seconds: of those at the head of the queue and of each batch, the age of the oldest;
-            None if none waits.
+        oldest_seconds: the largest age of the first job of the queue and the first row of each
+            batch; None if none waits.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -147,7 +147,7 @@ class ModelFigures(BaseModel):
         told += f"; its {counted(worker.jobs, 'job')} {'goes' if worker.jobs == 1 else 'go'} on "
         if not self.workers:
             return f"{told}once another worker serves {self.alias}"
-        # Others look for expired leases four times a lease.
+        # Other workers look for expired leases four times per lease.
         seconds = max(0.0, 1.25 * worker.lease_seconds - silent)
         return f"{told}elsewhere" + (f" in {seconds:.0f} s" if seconds else "")
 

@@ -38,7 +38,7 @@ from omlx_producer.wire.keys import PAUSED_KEY, batch_key, batch_rows_key
 
 STATUSES: tuple[Status, ...] = ("queued", "started", "finished", "failed", "cancelled")
 PAGE = 500
-# A ring for this many jobs is heard by every worker.
+# A wake-up for this many jobs makes every worker look.
 EVERYBODY = 10**6
 _ROW_PREFIX = "row-"
 

@@ -32,9 +32,9 @@ _PASSING = (
 # For errors that redis-py has no class for, and for servers that wrap a script's error. A server
 # that becomes a replica ends blocking commands with UNBLOCKED.
 _PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ", "UNBLOCKED ")
-# Of a call that is shorter no server complains: Redis's limits cannot be lower.
+# Redis's limits of a call's length cannot be lower than this.
 _LONG_BYTES = 2**20
-# redis-py's backoff doubles a float this often, and would overflow during a long outage.
+# redis-py computes base * 2**failures, which overflows a float after a long outage.
 _MAX_DOUBLINGS = 32
 REMINDER_SECONDS = 30.0
 """How long a log says nothing of an outage that goes on."""
@@ -61,7 +61,7 @@ class LongCall(ConnectionError):
 
     @classmethod
     def of(cls, error: Exception, size: int) -> Self | None:
-        """What the error of a call of ``size`` bytes is; None if it says nothing of its length."""
+        """The error of a call of ``size`` bytes; None if its length cannot be the cause."""
         if size > _LONG_BYTES and (passes(error) or "Protocol error" in said(error)):
             return cls(f"{size} bytes in one call: {error}")
         return None
@@ -136,10 +136,10 @@ class Outage:
 
 
 class Reconnection(Outage):
-    """An outage that a waiting consumer sits out, once a server has answered it.
+    """The outage of a waiting consumer. Before a first answer, an error is raised at once.
 
     Args:
-        patience: seconds without Redis after which its error is raised.
+        patience: seconds without Redis, after an answer, until its error is raised.
     """
 
     def __init__(

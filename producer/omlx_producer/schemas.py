@@ -61,8 +61,8 @@ def short_schema(text: str) -> dict[str, Any]:
 
 
 def bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema with limits for texts and numbers that have none, and no properties beside those of
-    its objects. What it says itself stays."""
+    """A schema with limits added to texts and numbers that have none, and additionalProperties
+    false to objects that list their properties. Keywords that are given stay."""
     kinds = schema.get("type", ())
     kinds = kinds if isinstance(kinds, list) else [kinds]
     made = dict(schema)

@@ -66,9 +66,9 @@ from omlx_producer.wire.keys import (
     batch_waiting_key,
 )
 
-# After the last write of an upload.
+# Until an upload expires, after its last write.
 UPLOAD_SECONDS = 3600
-# Whoever uploads says more often that it does.
+# An upload that runs renews its expiry more often.
 ALIVE_SECONDS = 15
 ROWS_AT_ONCE = 200
 OVER = ("done", "expired", "cancelled", "failed")
@@ -84,12 +84,12 @@ class BatchState(BaseModel):
     """A batch at one moment.
 
     Attributes:
-        state: uploading, open, cancelling, cancelled, expired or done; a run is done while no row
-            of it is in Redis; a batch over HTTP may also be failed, if its input is wrong; in a
-            list one may be broken, if its hash cannot be read.
+        state: uploading, open, cancelling, cancelled, expired or done. A run is done whenever no
+            row of it is in Redis. A batch over HTTP is failed if its input is wrong. A batch in a
+            list is broken if its hash cannot be read.
         failures: rows without an answer, by code; ``cancelled`` are those that were stopped.
         failed: how many rows failed, without those that its cancel stopped.
-        left: rows without a result; 0 while it is uploaded, but over HTTP those of its input.
+        left: rows without a result. During an upload 0, or over HTTP the rows of the input.
         queues: of its rows.
         home: whether it is that of a run, whose command takes the results.
         created_at, ended_at: in seconds since 1970.
@@ -379,7 +379,7 @@ class Batch:
         """Make the batch of a run, or find it.
 
         Args:
-            again: as the command did that still runs; else it is open after a cancel, too.
+            again: whether the same command asks again; its first call reopens a cancelled batch.
 
         Returns:
             Who has cancelled it; empty if nobody did.
@@ -553,7 +553,7 @@ class Batch:
 
 
 def _this_user() -> str:
-    """Who asks, for whoever waits."""
+    """The user and machine that cancel, for the message to whoever waits."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

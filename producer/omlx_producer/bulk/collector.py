@@ -1,7 +1,7 @@
 """The batch of a run: keeps it filled with rows, and collects their results.
 
-It is a batch like a detached one, with somebody at home: only a window of rows is uploaded ahead,
-and results leave Redis once they are durable in the sink. A row is known to the batch, by its
+It is like a detached batch, but only a window of rows is uploaded ahead, and results leave Redis
+once they are durable in the sink. A row is known to the batch, by its
 digest, from before its upload until then; uploading it again changes nothing. So the process may be
 killed at any moment and the same run repeated. What is left of it in Redis goes on meanwhile.
 
@@ -114,7 +114,7 @@ class Collector:
         self._exhausted = self._stopping = False
         self._reconciled_at = time.monotonic()
         self._withdrawn_at = float("-inf")
-        # Digests: rows that an earlier command left, of a batch that was cancelled.
+        # Digests of the rows that were in Redis when a cancelled batch was opened again.
         self._cancelled_before: set[str] = set()
         self.cancelled_by = ""
         self.waited: list[Row] = []

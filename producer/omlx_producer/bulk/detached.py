@@ -226,5 +226,5 @@ def fetch(
 
 
 def place_of(output: Path | None) -> str:
-    """An output, whichever machine asks."""
+    """An output with the name of this machine, so that commands on all machines can compare it."""
     return f"{socket.gethostname()}:{output and output.absolute()}"

@@ -200,7 +200,7 @@ def _again(
 
 
 def _read(options: RunOptions, stream: IO[bytes]) -> Iterator[Record]:
-    """The records of an input that has some."""
+    """The records of an input; refuses one without any."""
     records = read_records(stream, options.format, _delimiter(options))
     told = f"{options.input}: holds no rows"
     return _some(records, InvalidRequest(None, told, "give an input that has some"))

@@ -57,8 +57,8 @@ class RunOptions(Shape):
         """Options for an input.
 
         Args:
-            asked: by name. Without ``format``, the name of the input says it. Others than those of
-                a run are fields of a request.
+            asked: options of a run by name, and fields of a request. Without ``format``, the
+                suffix of the input says it.
 
         Raises:
             InvalidRequest: if there is no such input or format, or an option has a wrong value.

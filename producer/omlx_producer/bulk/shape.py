@@ -426,7 +426,7 @@ class RowMaker:
             own = self._own_fields(values) if isinstance(values, dict) else {}
             model = model or own.get("model") or self._only_model()
             if shape.embed:
-                # What else a row has is of texts that are generated.
+                # The other fields are about generated text.
                 own = {PROMPT: own[PROMPT]} if PROMPT in own else {}
             if not isinstance(own.get(PROMPT, ""), str):
                 fields = own

@@ -111,7 +111,7 @@ class Store:
         run: the id of the run, 12 hexadecimal digits. A resumed run keeps it.
         settings: see `omlx_producer.bulk.options.RunOptions`; None before the first run.
         seconds: how long the run has taken so far, without pauses between its commands.
-        files: the files of lines; None if a process was killed that wrote them.
+        files: what the files of lines held at the last end of a command; None if it was killed.
 
     Raises:
         InvalidRequest: if another process has it, or another version wrote it.
@@ -290,7 +290,7 @@ class Store:
                 yield self._line(kind, rowid)
 
     def rows(self, *, in_input_order: bool) -> Iterator[Stored]:
-        """Each row once, in the order of `lines`; failed ones come last in that of their ends."""
+        """Each row once, as in `lines`; in the order of ends, rows without a result come last."""
         order = "result IS NULL, result, error"
         if in_input_order:
             order = f"line IS NULL, coalesce(line, at), {order}"

@@ -70,8 +70,7 @@ class TableForm:
     Attributes:
         with_body: the whole response as JSON, in the column `BODY`.
         properties: the properties of answers in JSON, or the choices of a decision, with their
-            kinds, a column each. Each has the prefix `ANSWER` as long as another column has its
-            name.
+            kinds, a column each. A name that another column has gets the prefix `ANSWER`.
         kept: the columns of the input with their Arrow types, None for text. They come first. One
             with the name of a fixed column has the prefix `INPUT`.
         vectors: whether the lines have vectors in place of texts.

@@ -23,7 +23,7 @@ class Trial:
     """What was tried.
 
     Attributes:
-        answers: of the first rows, each after its id; of a failed one the reason.
+        answers: a line ``id: text`` for each of the first rows, or ``id: reason`` if it failed.
     """
 
     rows: int = 0

@@ -40,7 +40,7 @@ AWAY = f"Redis is away; trying again for up to {RECONNECT_SECONDS:g} s"
 class WaitReasons:
     """Looks at a job after `SILENT_SECONDS` without an event, from its own thread.
 
-    It prints a line if the reason is another than before. Another number of jobs is none.
+    It prints a line if the reason has changed. A changed number of jobs alone prints none.
     """
 
     def __init__(self, connection: redis.Redis, job_id: str) -> None:

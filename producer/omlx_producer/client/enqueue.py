@@ -151,7 +151,7 @@ def enqueue(
     open_queue: Callable[[str], Queue],
     group: str,
 ) -> None:
-    """Enqueue jobs and ring for their workers.
+    """Enqueue jobs and wake their workers.
 
     redis-py repeats a command whose answer was lost, which would enqueue the jobs twice. A watched
     pipeline raises WatchError instead, also when another client enqueues a job with the same key.

@@ -21,7 +21,7 @@ Fields = GenerationRequest | Mapping[str, Any]
 log = logging.getLogger(__name__)
 
 RECENT_SECONDS = 60.0
-"""Workers announce their model more often. One that is this far behind another has none."""
+"""Workers announce their model more often. One announced this long before another has no worker."""
 
 
 def read_models(connection: redis.Redis, *, live: bool = False) -> dict[str, ModelInfo]:

@@ -1,4 +1,4 @@
-"""Streams and waits of asyncio clients: one blocking XREAD serves all of a client's.
+"""Streams and waits of asyncio clients. One blocking XREAD serves all those of a client.
 
 A stream follows the events of its job. A wait follows the ends of its submitter's group: the script
 that ends a job adds an entry. Other tools end jobs without one, so both look at their jobs when

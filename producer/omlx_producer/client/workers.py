@@ -20,7 +20,7 @@ SILENT_SECONDS = 15.0
 """A worker that has written nothing for this long counts as gone."""
 
 STEP_SECONDS = 10.0
-"""Of a step, in which the rates before it are shown. Then its whole time counts."""
+"""Within a step shorter than this the rates from before it are shown. A longer one lowers them."""
 
 GONE_SECONDS = 60.0
 """A worker that is gone is shown for this long after its lease."""
@@ -77,7 +77,7 @@ class WorkerFigures(BaseModel):
         turned_to: the model that a worker of several has loaded in place of this one.
         waiting: rows outside the batch, paused rows included.
         reason: why this depth.
-        pays: how fast as many rows as run are, and another number; empty before both were timed.
+        pays: the speeds with this many rows and with another number; empty until both were timed.
         acceptance: the accepted share of recent drafts; None without drafts.
         cached: the share of the latest prompt tokens that were not read, because a prefix was kept;
             None before the first prompt, and from older workers.
@@ -120,7 +120,7 @@ class WorkerFigures(BaseModel):
     prompt_windows: Annotated[int, _count("prompt_windows", "Windows of prompts read.")] = 0
     traces: Annotated[int, _count("traces", "Shapes of steps first met by rows.")] = 0
     contests: Annotated[int, _count("contests", "Comparisons of kernels while rows waited.")] = 0
-    pauses: Annotated[int, _count("num_preemptions", "Rows that made place.")]
+    pauses: Annotated[int, _count("num_preemptions", "Rows paused for others.")]
     switches: Annotated[int, _count("model_switches", "Loads in place of another model.")] = 0
     switch_seconds: Annotated[float, _count("model_switch_seconds", "What they took.")] = 0.0
     cache_bytes: Annotated[int, Exported("memory_bytes", _MEMORY, kind="caches")]
@@ -140,7 +140,10 @@ class WorkerFigures(BaseModel):
         return self.jobs > 0 and not ended and self.uptime - before.uptime < STEP_SECONDS
 
     def since(self, before: WorkerFigures) -> WorkerFigures:
-        """The same, with the rates and shares since earlier figures; those of them in a step."""
+        """These figures with the rates and shares since earlier ones.
+
+        Within one step they keep the earlier ones.
+        """
         if self.is_same_step(before):
             names = ("tokens_per_second", "prompt_tokens_per_second", "acceptance", "cached")
             return self.model_copy(update={name: getattr(before, name) for name in names})
@@ -168,7 +171,7 @@ class WorkerFigures(BaseModel):
 
     @property
     def held_up(self) -> str:
-        """Why it takes no jobs, and which command or option has a say; empty if it takes some."""
+        """Why it takes no jobs, with the command or option behind it; empty if it takes some."""
         if self.rests_until is not None:
             return f"resting until {local_time(self.rests_until)} (--hours)"
         if self.turned_to:
@@ -248,7 +251,7 @@ def read_workers(connection: redis.Redis, model: str) -> list[WorkerFigures]:
 
 
 def parse_workers(entries: dict[Any, Any]) -> list[WorkerFigures]:
-    """The workers of the hash `workers_key`, sorted by name: those that live, and others."""
+    """The workers in the hash `workers_key`, sorted by name, living or not."""
     found = {}
     for name, document in entries.items():
         try:
@@ -267,7 +270,7 @@ def read_rates(connection: redis.Redis, model: str) -> list[tuple[float, float]]
     """Tokens a second of all workers of a model in the last `RATES_SECONDS`.
 
     Returns:
-        Seconds since 1970, on the server's clock, and the rate then, for each figures of a worker.
+        Seconds since 1970, on the server's clock, and the rate then, for each write of a worker.
     """
     latest = dict[bytes, tuple[float, float]]()
     found = []

@@ -33,7 +33,8 @@ _SHORTER = {
     "thinking_token_budget": "--thinking-budget",
     "n": "-n",
 }
-# Those of scores and vectors are in no text. The others have options of their own.
+# Fields of scores and vectors, which no printed text shows; fields with an option elsewhere; and
+# parallel_tool_calls, which has none.
 _LEFT_OUT = frozenset(
     {
         *("prompt_logprobs", "echo", "parallel_tool_calls", "model", "prompt", "stream"),
@@ -66,7 +67,7 @@ def _biases(
 def _field_option(
     name: str, field: FieldInfo, section: str = _SAMPLING, default: Any = None
 ) -> Callable[[_Command], _Command] | None:
-    """The option of a field; None of one that has more than texts and numbers.
+    """The option of a field; None for a field that is neither texts, numbers nor a flag.
 
     Args:
         default: what the command gets without it.
@@ -186,7 +187,7 @@ def _object(name: str, text: str | bytes) -> dict[str, Any]:
 def _named(given: dict[str, Any]) -> dict[str, Any]:
     """A schema with its name, also of one that comes in OpenAI's wrappers.
 
-    A schema of JSON that has only the wrapper's keys would allow everything.
+    What has ``schema`` and only keys of the wrapper is one: as a JSON schema it allows anything.
     """
     if given.get("type") == "json_schema" and isinstance(given.get("json_schema"), dict):
         given = given["json_schema"]

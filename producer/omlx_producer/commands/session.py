@@ -144,7 +144,7 @@ def _with_option(error: InvalidRequest) -> str:
     first = "prompt" if context.params.get("system") is None else "system"
     texts = {"messages": "prompt", "messages[0].content": first, "messages[1].content": "prompt"}
     field = texts.get(error.field or "", error.field or "")
-    # What an option holds is a field's part here, or the field of a part.
+    # An option may stand for a part of a field: --regex for structured_outputs.regex.
     field = field.removeprefix("structured_outputs.")
     field = field.replace("response_format.json_schema.schema.", "response_format: ", 1)
     told = error.told(error.field)

@@ -1,8 +1,8 @@
--- How many prompts of an API key wait: more than do, while there is room. Beyond, jobs that do not wait are
--- forgotten, until none of many at random is one.
+-- How many prompts of an API key wait, at most. The set also holds jobs that do not wait any more: they are
+-- removed, a random sample at a time, only when the set is full.
 --
 -- ARGV[1]    owner
--- ARGV[2]    how many leave no room
+-- ARGV[2]    how many may wait
 
 local key, forgotten = prompts_key(ARGV[1]), 1
 while forgotten > 0 and redis.call('SCARD', key) >= tonumber(ARGV[2]) do

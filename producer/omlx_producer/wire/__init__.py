@@ -27,7 +27,7 @@ that finishes has published all or none. A Redis server that was killed may lose
 the worker writes them again, or another worker writes the same tokens in other events. Each choice
 of an event says how many of its tokens (``start``) and characters (``offset``) come before, and has
 a ``digest`` of its tokens so far, so a consumer cuts off what it has had and notices other tokens.
-The ``choices`` of a ``done`` event say so of a choice's end. The ``text`` of a choice, concatenated
+In a ``done`` event they are the totals of each choice. The ``text`` of a choice, concatenated
 over all events, is exactly the text in the result, but for the prompt that ``echo`` puts before it
 there. If the first event has a ``markup``,
 `omlx_producer.wire.markup.read` splits that text into the parts of the result's message, with the

@@ -134,8 +134,8 @@ class ChoiceDelta(Wire):
         digest: the `token_digest` of the choice's tokens, these among them.
         drafted: the parts of ``text`` that accepted drafts wrote, as starts and ends. Left out if
             there are none, of jobs that do not stream, and of events that are written again.
-        marks: where in the choice's whole text that of each token among these begins which may
-            write a marker of `Markup.by_token`.
+        marks: places in the choice's whole text at which tokens begin that may write a marker of
+            `Markup.by_token`.
 
     >>> ChoiceDelta(index=0, text="def", tokens=[750]).text
     'def'
@@ -154,11 +154,11 @@ class ChoiceDelta(Wire):
 
 @dataclass(slots=True)
 class ReadChoice:
-    """How far a consumer has had a choice.
+    """How much of a choice a consumer has received.
 
     Attributes:
         text: characters.
-        digest: of the tokens; None if it is not known: of tokens before a cursor.
+        digest: of the tokens; None while some of them are unknown, from before a cursor.
         mark: the last one.
     """
 
@@ -168,10 +168,10 @@ class ReadChoice:
     mark: int = -1
 
     def go_on(self, delta: ChoiceDelta) -> ChoiceDelta:
-        """Have what an event says of the choice; returns what that adds.
+        """Take in a delta; returns the part of it that is new.
 
         Raises:
-            ValueError: if its tokens do not go on from those that were had.
+            ValueError: if its tokens do not continue those that were received.
         """
         skip = self.tokens - delta.start
         tokens, text = delta.tokens[skip:], delta.text[self.text - delta.offset :]
@@ -318,7 +318,7 @@ class DoneEvent(_TerminalEvent):
     """The job finished; its finish reasons are by choice.
 
     Attributes:
-        choices: where each choice's tokens and text end, without any, if the job published them.
+        choices: empty deltas at the end of each choice, if the job published its tokens.
         tool_calls: by choice; empty if none has any.
 
     >>> job = producer.submit(prompt="def f(x):", n=2)

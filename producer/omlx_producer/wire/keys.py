@@ -7,13 +7,13 @@ from typing import Literal, Self, cast, get_args
 
 
 class Key(str):
-    """A key or channel. Called with the names of what has one of its own, it gives that one.
+    """The form of a key or channel. Called with names for its places, it gives one key.
 
     >>> events_key("j1")
     'omlx:events:j1'
 
     Attributes:
-        form: with places such as ``<id>`` for the names.
+        form: with places such as ``<id>``.
         type: what Redis holds there, as docs/wire.md calls it.
     """
 
