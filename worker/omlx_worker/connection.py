@@ -62,7 +62,7 @@ def embedded_server(settings: WorkerSettings) -> Iterator[embedded.EmbeddedRedis
 
 
 def connect(url: str) -> Redis:
-    """A client for a worker. Its timeouts are shorter than a lease.
+    """A client for a worker. It gives a call up after 30 s, three times 10.
 
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.

@@ -43,9 +43,9 @@ class WrittenChoice:
     """The text of one row, and how much of it has been published.
 
     Attributes:
-        heard_tokens: how many of the row's tokens emissions have told.
+        heard_tokens: how many of the row's tokens this has been fed; the row may have more.
         marks: of its tokens.
-        sent: of the events so far the tokens, characters and digest of tokens.
+        sent: where the events end that were made so far.
         unsent_drafts: the parts of ``unsent_text`` that accepted drafts wrote.
     """
 
@@ -171,7 +171,7 @@ class ActiveJob:
         fingerprint: of the model; None if it has none.
 
     Attributes:
-        sent: the count in the latest event, which the terminal event repeats.
+        sent: the count of tokens in the latest event; 0 before the first.
         drafts: those of this run.
         resumed_tokens: tokens of interrupted runs.
     """

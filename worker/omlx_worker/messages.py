@@ -130,7 +130,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """RQ's stop-job command."""
+    """A job is to be stopped: RQ's command, or the mark in its hash, says so."""
 
     job_id: str
 

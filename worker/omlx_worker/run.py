@@ -1,4 +1,4 @@
-"""``omlx-worker run``: serves the jobs of one model."""
+"""``omlx-worker run``: serves the jobs of one model, or of several in turn."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class WorkerSettings(BaseSettings):
         default=ByteSize(16 * 2**30), description="For --prefix-dir, at most."
     )
     state_dir: Path = Field(
-        default_factory=app_folder, description="Folder of heads from --mtp-from."
+        default_factory=app_folder, description="Folder of heads, and of which kernels are used."
     )
     only_on_power: bool = Field(
         default=False, description="On a Mac: take no jobs while on battery."
@@ -153,7 +153,7 @@ class WorkerSettings(BaseSettings):
         default=1.0, gt=0, le=1, description="Share of the time that the device works, as in 0.5."
     )
     drain_timeout: float = Field(
-        default=60.0, ge=0, description="Seconds for running jobs after SIGTERM, or its hours."
+        default=60.0, ge=0, description="For jobs that run at SIGTERM or the end of --hours."
     )
     redis_grace: float = Field(default=600.0, gt=0, description="Seconds that Redis may be away.")
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
@@ -165,7 +165,7 @@ class WorkerSettings(BaseSettings):
         default=None, ge=1, le=65_535, description="Serve OpenAI's interface at this port."
     )
     metrics_port: int | None = Field(
-        default=None, ge=0, le=65_535, description="Serve metrics for Prometheus there; 0: any."
+        default=None, ge=0, le=65_535, description="Serve metrics for Prometheus at it; 0: any."
     )
     metrics_host: str = Field(default="127.0.0.1", description="The address to serve them at.")
 

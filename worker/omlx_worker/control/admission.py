@@ -37,7 +37,7 @@ from omlx_worker.queue.order import ClaimOrder, ClaimPlan
 log = logging.getLogger("omlx_worker.worker")
 
 MOST_COMING = 32
-"""Jobs of the best queue, and of the others, that are being prepared or wait for that."""
+"""Claimed jobs in preparation, at most: of the best queue, and again of all others together."""
 
 GATHER_SECONDS = 0.02
 """How long after its claim a job that is ready waits for others of its queue that are not."""
@@ -55,7 +55,6 @@ class Admission:
 
     Attributes:
         paused: whether RQ has suspended all workers, or an operator has paused this model.
-        served: whether any job was taken.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Admission:
         observers: Observers,
     ) -> None:
         self.paused = False
-        self.served = False
         self._leases = leases
         self._order = ClaimOrder(leases.queues)
         intake = Intake(engine, alias, leases.connection, budget.objection)
@@ -134,8 +132,8 @@ class Admission:
         """Let prepared jobs in and claim others; returns whether any were claimed.
 
         Args:
-            most_rows: how many rows may be held for more to be claimed.
-            bulk_rows: how many for more of the last queue, no more than those.
+            most_rows: no job is claimed while as many rows are held.
+            bulk_rows: no job of the last queue is claimed while as many are; at most ``most_rows``.
         """
         self._admit()
         held = self._leases.jobs()
@@ -155,7 +153,6 @@ class Admission:
         claims = claims or []
         self._order.claimed(planned, claims)
         for claim in claims:
-            self.served = True
             self._observers.claimed(claim)
             claim.urgent = planned.overdue and claim.queue == planned.queues[0]
             self._coming[claim] = None
@@ -165,7 +162,7 @@ class Admission:
     def _turn(self, held: Sequence[Claim]) -> int | None:
         """The rank up to which one more job may wait here, before further choices of held jobs.
 
-        None while one that was claimed so has produced nothing: another worker may have a place.
+        None while any held job has produced nothing: another worker may have a place for it.
         """
         if any(claim.produced_at is None for claim in held):
             return None
@@ -182,7 +179,7 @@ class Admission:
         return replace(planned, queues=others) if others else None
 
     def _within_bounds(self, planned: ClaimPlan) -> ClaimPlan | None:
-        """Claim no more than wait to be prepared anyway; jobs of the best queue do not wait."""
+        """Keep to `MOST_COMING`. When many others are coming, claim from the best queue alone."""
         best = self._order.best
         others = sum(claim.queue != best for claim in self._coming)
         if others <= MOST_COMING // 2:
@@ -241,9 +238,9 @@ class Admission:
         others = [other for other in self._leases.jobs() if other.sizes and other is not claim]
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]
-        # The others have read their prompts, or will before this job does. This job goes before all
-        # choices but one of each.
-        rows = [size for other in staying for size in other.sizes[-1 if other.choices > 1 else 0 :]]
+        # Of a job of several rows one runs beside this job; the others line up behind it.
+        rows = [size for each in staying for size in each.sizes[-1 if each.choices > 1 else 0 :]]
+        # They have read their prompts, or will before this job does.
         beside = [(0, longest) for _, longest, *_ in rows]
         # Rows beyond those of a full batch wait in the scheduler for the places of others.
         sizes = tuple(sorted(row.size for row in job.rows)[-self._most :])

@@ -28,7 +28,7 @@ from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.settings import WorkerSettings
 
-# Longer than a model takes to give way, and the figures to be written.
+# In this time a loaded model usually gives way, and the figures say which one is loaded next.
 CLAIM_SECONDS = 10
 
 log = logging.getLogger("omlx_worker.worker")
@@ -75,7 +75,7 @@ class ModelBoards:
         self._written_at = float("-inf")
 
     def describe(self) -> None:
-        """Look what the models are. One that cannot be loaded is announced once it can."""
+        """Read what the models are. One that cannot be loaded is announced once it can."""
         if self._describe is None:
             return
         for model in self._models:

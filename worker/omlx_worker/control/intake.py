@@ -34,7 +34,7 @@ from omlx_worker.queue.quarantine import LONE_DEATHS
 
 log = logging.getLogger("omlx_worker.control.intake")
 
-# A compressed payload of this size may unpack to the longest that is read.
+# A compressed payload of this size may unpack to 32 MiB.
 LARGE_BYTES = 32 * 2**10
 UNSUPPORTED = (
     "{}: workers of omlx-queue call no callbacks and webhooks, repeat and chain no jobs, and "

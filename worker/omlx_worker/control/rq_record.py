@@ -32,7 +32,7 @@ from omlx_worker.queue.lease import LeaseTable
 log = logging.getLogger("omlx_worker.worker")
 
 BEAT_SECONDS = 15.0
-# More than ten workers hear one ring in 400.
+# As many workers look after a ring, on average; after one ring of 400 more than ten do.
 FEW = 4
 # A worker is silent for this long only if it has died or Redis was away.
 TAKEOVER_SECONDS = 3 * BEAT_SECONDS
@@ -204,7 +204,8 @@ class RecordedWorker(Worker):
             if executions:
                 pipeline.sadd(self.executions_key, *executions)
                 pipeline.expire(self.executions_key, self.worker_ttl)
-            # If Redis has lost the record, this makes a new one, which a kill would leave behind.
+            # If Redis has lost the record, `set_state` makes one without an expiry, which would
+            # outlive a killed worker.
             pipeline.expire(self.key, self.worker_ttl + 60)
             pipeline.execute()
         self._shown = shown

@@ -43,7 +43,8 @@ from omlx_worker.settings import WorkerSettings
 log = logging.getLogger("omlx_worker.worker")
 
 POLL_SECONDS = 0.25
-# Between the looks of an idle worker, for jobs that nobody rings for; 100 take 2% of a Redis.
+# Between the looks of an idle worker, for jobs that nobody rings for. The looks of 100 workers
+# take 2% of a Redis server's time.
 LOOK_SECONDS = 2.0
 
 
@@ -121,7 +122,7 @@ class GenerationWorker(RecordedWorker):
         self._error: BaseException | None = None
         self._outage = Outage(log=log)
         self._recorded = False
-        # Since when the model serves that the log has said to be ready.
+        # `LoadedModel.since` of the model that the log has called ready.
         self._told = 0.0
         # Whether a message has come since the last look at the queues, and when the next is due.
         self._rung, self._look_at = True, 0.0

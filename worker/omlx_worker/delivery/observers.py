@@ -3,7 +3,8 @@
 For each claim the calls come in this order: `claimed`, `started`, `first_token`, `stepped` for
 every step, `ended`. A job that never starts has only the first and the last, and `ended` comes
 exactly once. `claimed` and `started` are called on the main thread, the others on the traffic
-thread. `ended` is called on the main thread too, while the worker shuts down.
+thread. `ended` is called on the main thread too: while the worker shuts down, and for a job that
+has left while it was prepared.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ log = logging.getLogger("omlx_worker.delivery.publisher")
 OTHER_TOKENS = "the job's stream holds other tokens than this run's"
 UNMADE = "the worker failed to make the job's result ({}); its log says where, please report it"
 MOST_REFUSALS = 2
-"""Of a long call in a row, with short ones between that Redis has taken."""
+"""How often Redis refuses the same long call, and takes a short one after it, until it fails."""
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Publisher:
 
     Args:
         mailbox: of this thread.
-        main: takes jobs that RQ's handlers must end.
+        main: told when this thread cannot go on.
         drop: tells the decode thread of a job to drop.
         observers: told of first tokens, steps and ends.
 

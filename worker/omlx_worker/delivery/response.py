@@ -137,8 +137,8 @@ def message_of(
 
     Args:
         marks: where in the text tokens that may write markers begin.
-        cut: whether the text had to end. Of a call without its end marker only what has an end of
-            its own is read then, as what is left of it may look whole.
+        cut: whether the text ended before the model ended it. A last call without its end marker
+            is then read only by a syntax that shows where a call ends: a cut one may look whole.
         row_id: names the calls, so a retry gives them the same ids.
     """
     if form is None:

@@ -21,7 +21,7 @@ _NEWEST = 4
 _MEGABYTES = ((96 << 30, 2000), (48 << 30, 400))
 """By the memory of the Mac, at least."""
 _ELEMENT = 4
-"""Bytes of an element, at most: MLX's "MB" are millions of elements."""
+"""Bytes of an element, at most: MLX counts elements, 2**20 of them as a "MB"."""
 
 
 def prepare_mlx(

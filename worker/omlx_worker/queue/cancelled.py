@@ -21,7 +21,7 @@ def clear_up(connection: Redis, job: Claim, keep_for: int) -> None:
     Args:
         keep_for: seconds until the stream expires.
     """
-    # Another worker may be writing to the stream, and a transaction would wait for a pause.
+    # Without a transaction first: one that watches a stream in use is repeated again and again.
     if connection.hget(Job.key_for(job.id), "status") == CANCELED:
         _end_stream(connection, job.id, keep_for)
 

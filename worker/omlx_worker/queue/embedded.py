@@ -26,7 +26,7 @@ from omlx_producer.connection import LEAST_VERSION
 USUAL_PORT = 6379
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
-# For a server to end whose worker was killed.
+# A server whose worker was killed ends within this time.
 LOCK_SECONDS = 3.0
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 # A slow reader of tokens is disconnected; it reads what it missed from the stream. A job has two
@@ -176,7 +176,7 @@ class EmbeddedRedis:
 def running_url(folder: Path) -> str | None:
     """The URL of the server that keeps its data in a folder; None if none does.
 
-    It is asked for by who knows that no other starts one there.
+    The caller makes sure that nobody starts one there meanwhile.
     """
     log = folder / "server.log"
     if not log.exists():

@@ -42,7 +42,7 @@ def new_claim_id() -> str:
 
 
 class LeaseTable:
-    """The leases of one worker. Any thread may call any method.
+    """The leases of one worker. Any thread may call any method but `claim`.
 
     Args:
         queues: names, best first.
@@ -92,7 +92,7 @@ class LeaseTable:
 
     @property
     def sizes(self) -> list[tuple[int, ...]]:
-        """Those of the rows of jobs that are ready, with their prompts read."""
+        """The sizes of the rows of all ready jobs, as if their prompts were read."""
         return [(0, longest) for claim in self.jobs() for _, longest, *_ in claim.sizes]
 
     def get(self, job_id: str) -> Claim | None:

@@ -58,7 +58,7 @@ class ClaimOrder:
         return self._queues[-1]
 
     def rank(self, job: Claim) -> int:
-        """Whose turn a held job's is: 0 is the first."""
+        """The place of a held job's queue in the order of claims, 0 for the first."""
         return 0 if job.urgent else self._queues.index(job.queue)
 
     def plan(

@@ -2,15 +2,15 @@
 
 Nothing says why a worker died: a job that aborts the engine, a prompt that exhausts the memory, a
 power cut. So the sweep counts deaths in each job that the worker held and that had produced no
-tokens since it was claimed. A job with new tokens is not a suspect: the most innocent jobs have
-some when a worker is killed from outside, and a job that kills has none after its second claim,
-because it goes on from its stream.
+tokens since it was claimed. A job with new tokens is not a suspect. Most innocent jobs have some
+when a worker is killed from outside. A job that kills has none after its second claim, because it
+goes on from its stream and dies at the same token.
 
 From `SUSPECT_DEATHS` on, a job runs alone. Only a worker that holds nothing claims it, and claims
 nothing else until the job ends or has had tokens in its stream for `QUARANTINE_SECONDS`. Until it
-has tokens it has no company, so every further death is one that it died alone. `FATAL_DEATHS` fail
-it, and ``Retry`` does not apply. One or two would prove little where workers are killed from
-outside. A job that ends, in whatever way, loses its deaths.
+has tokens it has no company, so every further death is its own. `FATAL_DEATHS` fail it, and
+``Retry`` does not apply. One or two lone deaths would prove little where workers are killed from
+outside. When a job ends, in whatever way, its count of deaths is deleted.
 
 A busy worker that meets a suspect stops claiming until it holds nothing or another worker has taken
 the suspect. Under load it would never be empty otherwise.
