@@ -587,7 +587,7 @@ def test_the_last_lines_count_all_runs_and_name_the_files(run: Run, tmp_path: Pa
     assert (summary["rows"], summary["overall"]["ok"], summary["overall"]["failed"]) == (3, 3, 1)
     assert summary["overall"]["completion_tokens"] == tokens > summary["completion_tokens"]
     assert summary["overall"]["cut_by_length"] == cut
-    assert summary["overall"]["seconds"] == pytest.approx(60 + summary["seconds"], abs=0.02)
+    assert 59 < summary["overall"]["seconds"] - summary["seconds"] < 120
     replaced = run(*command, "--seed", "7", "--replace")
     assert "in all" not in replaced.stderr, "nothing of the earlier results counts"
     assert summary["files"] == {
