@@ -22,7 +22,7 @@ OPEN_PATHS = ("/", "/health")
 """The page asks for a key itself, and shows nothing without one."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 PAGE_HEADER = "X-Omlx-Page"
-"""Browsers let no page of another site send it, so that none presses a button."""
+"""A browser lets no page of another site send it. So none can press a button of the page."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ASKED_HEADERS = ("authorization", PAGE_HEADER)
 _PORT = re.compile(r":\d*\Z")
@@ -63,8 +63,8 @@ class SiteCheck:
 def _require_own_site(headers: Headers) -> None:
     """Refuse what a browser says is from another site.
 
-    Browsers ask before they send one of `ASKED_HEADERS` there, and no answer allows it. A program
-    with a browser inside may have them.
+    A page of another site cannot send JSON or one of `ASKED_HEADERS`: the browser asks the gateway
+    first, which never allows it. So a request that has them is let in, whatever its origin.
 
     Raises:
         ApiError: 403.
@@ -142,7 +142,7 @@ def owner_field(owner: str | None) -> dict[str, str]:
 
 
 def is_own(record: Mapping[str, str], owner: str | None) -> bool:
-    """Whether a record is this owner's; all are of a gateway without keys."""
+    """Whether a record is this owner's. Without keys every record is."""
     return owner is None or record.get("owner") == owner
 
 

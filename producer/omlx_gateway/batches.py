@@ -117,7 +117,8 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     connection, key, owner = Gateway.of(request).blocking, key_of(request), owner_of(request)
     new = NewBatch.parse(body)
     batch, fields = _batch_of(request), new.fields(owner)
-    if (state := connection.hget(batch.key, "state")) and _goes_on(batch, str_if_bytes(state)):
+    state = connection.hget(batch.key, "state")
+    if state and not _was_cut_off(batch, str_if_bytes(state)):
         return _known(batch, fields, owner)
     with _open_input(request, new.input_file_id) as content:
         left = _require_quota(request, content, batch)
@@ -125,7 +126,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         if not begun:
             return _known(batch, fields, owner)
         batch_id, now = f"batch_{batch.run}", time.time()
-        # It is, if the upload of a killed gateway was replaced.
+        # A killed upload that is replaced has its entries already.
         if batch_id not in ids_of(connection, BATCHES_INDEX, owner):
             with connection.pipeline() as pipe:
                 pipe.zadd(BATCHES_INDEX, {index_entry(owner, now, batch_id): 0})
@@ -146,9 +147,9 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     return _document(*find(connection, batch_id, owner))
 
 
-def _goes_on(batch: Batch, state: str) -> bool:
-    """Whether a batch is none whose upload was killed."""
-    return state != "uploading" or batch.is_kept()
+def _was_cut_off(batch: Batch, state: str) -> bool:
+    """Whether the upload of a batch was killed."""
+    return state == "uploading" and not batch.is_kept()
 
 
 def _require_quota(request: Request, content: IO[bytes], batch: Batch) -> int:
@@ -163,7 +164,7 @@ def _require_quota(request: Request, content: IO[bytes], batch: Batch) -> int:
     waiting = (
         state.left
         for state in states
-        if not state.over and _goes_on(Batch(gateway.blocking, state.id), state.state)
+        if not (state.over or _was_cut_off(Batch(gateway.blocking, state.id), state.state))
     )
     require_fewer(gateway, sum(waiting))
     rows = sum(not line.isspace() for line in content)

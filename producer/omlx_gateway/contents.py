@@ -27,7 +27,7 @@ class Contents(Protocol):
 
     Attributes:
         most: bytes of a file.
-        seconds: that a file is kept; None until it is deleted.
+        seconds: how long a file is kept; None if until it is deleted.
     """
 
     most: int
@@ -61,7 +61,7 @@ class RedisContents:
             more = content.read(_CHUNK_BYTES)
             with self.connection.pipeline() as pipe:
                 pipe.rpush(key, chunk)
-                # Of what is not whole nobody knows.
+                # No record names a content that is not whole, so it need not stay.
                 pipe.expire(key, _STALE_SECONDS if more else KEEP_SECONDS)
                 pipe.execute()
             if not more:

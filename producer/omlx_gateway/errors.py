@@ -69,6 +69,7 @@ class NotStored(OSError):
 
 def api_error(error: Exception) -> ApiError:
     """What to answer instead of an exception. One that no request should meet is logged."""
+    # `told` leaves out advice for Python.
     told = error.told(error.field) if isinstance(error, InvalidRequest) else str(error)
     sentence = one_line(told)
     match error:

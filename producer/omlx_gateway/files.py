@@ -58,9 +58,10 @@ class FileStore:
         return file_key(file_id)
 
     def add(self, content: IO[bytes], filename: str) -> dict[str, Any]:
-        """Store a new input; returns its record. If this fails, nothing is left of it.
+        """Store a new input; returns its record.
 
-        If Redis is away then, both its content and its record may be left, but no record alone.
+        If this fails, nothing is left of it, unless Redis is away. Then the content may be left,
+        alone or with its record, but never a record alone.
         """
         file_id, now = f"file-{secrets.token_hex(12)}", time.time()
         entry = index_entry(self.owner, now, file_id)

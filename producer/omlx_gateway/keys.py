@@ -37,7 +37,8 @@ class ApiKey(BaseModel):
     Attributes:
         sha256: of the key, in hexadecimal digits.
         level: the best priority that its requests may have, and the one that they have by default.
-        rate: prompts a minute at all gateways together, and other requests; None for any number.
+        rate: prompts a minute at all gateways together; any other request counts as one. None for
+            no limit.
         models: that it may use; None for all.
         admin: whether it may see and press the page, which shows and changes everybody's work.
     """
@@ -61,8 +62,8 @@ class ApiKey(BaseModel):
 class KeyFile:
     """The keys of a file, which is read again when it changes.
 
-    Later, its valid lines alone are in force, and none while it cannot be used; the log tells of
-    it once.
+    When it is read again, broken lines are left out, and no key is in force while it cannot be
+    used. The log says so once.
 
     Raises:
         KeyFileError: if it cannot be used at first, or a line is broken.

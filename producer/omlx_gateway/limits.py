@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MAX_BODY_BYTES = 64 * 2**20
 SMALL_BODY_BYTES = 64 * 2**10
-"""Of a body, which the server holds for each connection anyway. The rest of it counts as held."""
+"""The server holds this much of each body anyway. Only bytes beyond it count as held."""
 MAX_QUEUED = 10_000
 MAX_FILE_BYTES = 200 * 2**20
 MAX_REDIS_FILE_BYTES = 64 * 2**20

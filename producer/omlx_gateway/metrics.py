@@ -87,6 +87,6 @@ def serve_metrics(host: str, port: int, app: MeasuredApp, url: str) -> Iterator[
 
 
 def _handler(scope: Scope) -> str:
-    """The name of a route's function. Paths that lead nowhere are one: anybody can make them up."""
+    """The name of a route's function. Paths without a route share one: anybody can invent them."""
     found = scope.get("endpoint")
     return getattr(found, "__name__", type(found).__name__) if found else NO_ROUTE

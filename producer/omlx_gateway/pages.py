@@ -54,6 +54,7 @@ def page_of(
         raise InvalidRequest("order", f"got {order!r:.60}", "give asc or desc")
     ids = ids_of(connection, key, owner_of(request), desc=order == "desc")
     after = request.query_params.get("after")
+    # The search leaves the iterator behind the id that it finds.
     if after is not None and after not in ids:
         raise InvalidRequest("after", f"got {after!r:.80}, an unknown id")
     data = list(itertools.islice(filter(None, map(document, ids)), limit + 1))
@@ -68,7 +69,7 @@ def page_of(
 
 
 def ids_of(connection: Redis, key: str, owner: str | None, *, desc: bool = False) -> Iterator[str]:
-    """The ids of an owner in an index by the time at which they were made; of None, by owner."""
+    """The ids of an owner in an index, in the order in which they were made; None is all owners."""
     return map(_id_of, _entries(connection, key, owner, desc=desc))
 
 

@@ -70,8 +70,8 @@ def require_rows(connection: Redis, key: ApiKey | None, run: str, rows: int) -> 
     left = max(1, connection.ttl(name))
     raise ApiError(
         429,
-        f"this API key may send {key.rate} rows a minute, and those of its last batch take that "
-        f"long; try again in {left} s",
+        f"this API key may send {counted(key.rate, 'row')} a minute, and its last batch has used "
+        f"up the next {left} s; try again then",
         "rate_limit_error",
         "rate_limit_exceeded",
         headers={"Retry-After": str(left)},
@@ -98,8 +98,8 @@ def require_fewer(gateway: Gateway, waiting: int) -> None:
     if waiting >= gateway.limits.queued:
         raise ApiError(
             429,
-            f"{waiting} of your prompts wait, and this gateway takes more below "
-            f"{gateway.limits.queued}; try again later",
+            f"{waiting} of your prompts wait, and no more than {gateway.limits.queued} may; "
+            "try again later",
             "rate_limit_error",
             "queue_full",
             headers={"Retry-After": "10"},

@@ -24,9 +24,9 @@ OPEN_FILES = 10_240
 
 
 class OneAnswer(H11Protocol):
-    """Answers what is no HTTP in the application's place, unless that has begun to answer.
+    """Answers what is no HTTP with a 400, unless the application has begun to answer.
 
-    It may break in the middle of a request's body, while the application reads it or afterwards.
+    The break may come in the middle of a body, while the application reads it or afterwards.
     """
 
     def send_400_response(self, msg: str) -> None:

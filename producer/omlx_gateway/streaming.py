@@ -29,7 +29,7 @@ class JobStream:
 
     Attributes:
         echoed: what a response repeats of its request; None if this is no stream of one.
-        numbered: how many of a response's events a client has had that goes on.
+        numbered: events of a response that a client has received which goes on with its stream.
     """
 
     def __init__(self, is_chat: bool, model: str, options: dict[str, bool]) -> None:
@@ -60,9 +60,9 @@ async def event_stream(
 
     The last chunk of each event has an id, ``<job>:<tokens so far>``, from which a stream that was
     cut goes on: `ChatChunks` are made from the first event again, and those before are not sent.
-    Those of a response have its number of events behind the tokens: a job that has written tokens
-    again may have cut them otherwise. The job is cancelled if this ends before the job does, unless
-    ``keep``.
+    The id of a response's event also ends in the count of its events, since a job that runs again
+    may spread the same tokens over other events. The job is cancelled if this ends before the job
+    does, unless ``keep``.
 
     Raises:
         JobFailed, JobCancelled: after what the job has produced. A response tells it as an event.

@@ -91,7 +91,7 @@ class Outage:
         self._backoff = EqualJitterBackoff(cap=longest, base=first)
         self._clock = clock
         self._log = log
-        self._failures = 0
+        self._in_a_row = 0
         self._since: float | None = None
         self._told = 0.0
 
@@ -123,8 +123,8 @@ class Outage:
         if self._log and (begins or now - self._told >= REMINDER_SECONDS):
             self._told = now
             self._log.warning(waiting_text(error))
-        pause: float = self._backoff.compute(min(self._failures, _MAX_DOUBLINGS))
-        self._failures += 1
+        pause: float = self._backoff.compute(min(self._in_a_row, _MAX_DOUBLINGS))
+        self._in_a_row += 1
         self.failures += 1
         return pause
 
@@ -132,7 +132,7 @@ class Outage:
         """Note a call that succeeded."""
         if self._log and self._since is not None:
             self._log.info("Redis is back after %.0f s", self.seconds)
-        self._since, self._failures = None, 0
+        self._since, self._in_a_row = None, 0
 
 
 class Reconnection(Outage):

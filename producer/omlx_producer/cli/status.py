@@ -54,6 +54,7 @@ def status(job_id: str | None, watch: float | None, as_json: bool, redis_url: st
     if as_json:
         write(json.dumps(state, default=lambda time: time.isoformat()) + "\n")
     else:
+        # The note says what the position means.
         known = {
             name: local_time(value) if isinstance(value, datetime) else value
             for name, value in (state | {"position": None, "note": reason}).items()

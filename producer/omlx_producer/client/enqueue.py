@@ -167,11 +167,11 @@ def enqueue(
     once = [job for job in jobs if job.once]
     # One job with a random id stands for all of them.
     fresh = [job for job in jobs if not job.once][:1]
-    lost_answer = False
+    tried = False
     while True:
         with connection.pipeline() as pipe:
             pipe.watch(*(job.key for job in (*once, *fresh)))  # type: ignore[no-untyped-call]
-            if lost_answer and fresh and pipe.exists(fresh[0].key):
+            if tried and fresh and pipe.exists(fresh[0].key):
                 return
             known = _find_known(connection, once)
             new = [job for job in jobs if job.id not in known]
@@ -184,7 +184,7 @@ def enqueue(
             try:
                 pipe.execute()
             except WatchError:
-                lost_answer = True
+                tried = True
                 continue
             return
 

@@ -178,6 +178,7 @@ class Follower:
         self.early = ended and status in WAITING
         if self.early:
             return
+        # Again, if a page was full, or the job has ended and its entries may not be the last ones.
         self.looks = len(entries) == PAGE or bool(entries and (ending or status is None))
         if entries:
             yield from self._take(self._read(entries))
