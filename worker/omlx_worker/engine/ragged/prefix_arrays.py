@@ -57,7 +57,8 @@ class Forms:
         layers = []
         for cache in model.new_caches(1, 1):  # never evaluated: only the shapes are wanted
             if isinstance(cache, AttentionCache):
-                arrays, positions = [array[:1] for array in cache.bodies], cache.ring or None
+                bodies = [body[:1, :, :1] for body in cache.bodies]
+                arrays, positions = bodies, cache.ring or None
             else:
                 arrays, positions = cache.states, 0
             layers.append([Form(array.shape, array.dtype, positions) for array in arrays])

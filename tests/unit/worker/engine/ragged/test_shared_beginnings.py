@@ -131,6 +131,14 @@ def test_what_is_kept_of_earlier_rows_is_no_shape_of_a_step() -> None:
     assert decoding.decoder.traces == traces
 
 
+def test_what_is_kept_counts_the_bytes_of_its_pages() -> None:
+    decoding = Decoding(tiny("llama"))
+    decoding.run([replace(bulk("first", tokens(PAGE + 10, "first")), level=DEFAULT)])
+    pages = decoding.decoder.pages
+    assert pages.used == pages.alone == 2
+    assert decoding.kept == 2 * sum(cache.page_bytes for cache in decoding.decoder.caches)
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
 def test_rows_that_share_a_beginning_compute_it_once(family: str) -> None:
     decoding = Decoding(tiny(family))
