@@ -17,7 +17,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import Page, Seat, places
+from omlx_worker.engine.caches.layout import Page, Seat, indices
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
@@ -47,7 +47,7 @@ class PromptCaches:
             while length := min(LONGEST_CHUNK, reading.left):
                 batch.reserve([(reading.pages, reading.done + length)])
                 read(self._model, batch.caches, [reading], [length])
-            seat = Seat(0, places(reading.pages))
+            seat = Seat(0, indices(reading.pages))
             layers = self._prompts[tuple(prompt)] = [
                 cache.held(seat, reading.done) if cache.paged else states
                 for cache, states in zip(batch.caches, reading.states, strict=True)
@@ -122,7 +122,7 @@ class GivenDecoder(RaggedDecoder):
         pages = list[Page]()
         self.reserve([(pages, row.length - 1)])
         layers = self._given.layers_of(row.prompt, head=self._model.drafter is not None)
-        seat = Seat(0, places(pages))
+        seat = Seat(0, indices(pages))
         for cache, part in zip(self.caches, layers, strict=True):
             if cache.paged:
                 cache.write(seat, part)

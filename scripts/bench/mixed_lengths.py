@@ -29,7 +29,7 @@ from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.prefix_arrays import Form, Forms
+from omlx_worker.engine.ragged.prefix_arrays import ArraySpec, LayerSpecs
 from omlx_worker.engine.rows.row import Row, Sampling
 
 STEPS = 16
@@ -84,17 +84,17 @@ def join_made_up(batch: Batch, model: RaggedModel, row: Row) -> None:
     length, pages = row.length - 1, list[Page]()
     batch.reserve([(pages, length)])
     states = [
-        [_made_up(form, length) for form in forms if form.positions is not None]
-        for forms in Forms.of(model).layers
+        [_made_up(spec, length) for spec in specs if spec.positions is not None]
+        for specs in LayerSpecs.of(model).layers
     ]
     batch.join([(row, pages, states)])
 
 
-def _made_up(form: Form, length: int) -> mx.array:
-    shape = list(form.shape)
-    if form.positions:
-        shape[2] = min(length, form.positions)
-    return mx.broadcast_to(mx.ones((), form.dtype), shape)
+def _made_up(spec: ArraySpec, length: int) -> mx.array:
+    shape = list(spec.shape)
+    if spec.positions:
+        shape[2] = min(length, spec.positions)
+    return mx.broadcast_to(mx.ones((), spec.dtype), shape)
 
 
 def parse() -> argparse.Namespace:

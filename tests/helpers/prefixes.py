@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omlx_worker.engine.caches.layout import Page, Pages
 from omlx_worker.engine.ragged.prefix import PrefixCache, _hashed, _held
-from omlx_worker.engine.ragged.prefix_arrays import Forms, size_of
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs, size_of
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from tests.helpers.readers import Held, Reader, read_all
 
@@ -55,14 +55,14 @@ class Rows:
 
     PAGE = 4
 
-    def __init__(self, forms: Forms) -> None:
-        self.forms = forms
+    def __init__(self, specs: LayerSpecs) -> None:
+        self.specs = specs
         self.pages = Pages(0, self.PAGE)
         self._held: list[list[mx.array]] = []
 
     def pieces(self, pages: Sequence[Page], start: int, end: int) -> list[mx.array]:
         first = start % self.PAGE
-        columns = zip(*(self._held[page.place] for page in pages), strict=True)
+        columns = zip(*(self._held[page.index] for page in pages), strict=True)
         whole = [mx.concatenate(list(column), axis=2) for column in columns]
         return [mx.contiguous(part[:, :, first : first + end - start]) for part in whole]
 
@@ -82,7 +82,7 @@ class Rows:
         length = pieces[0].shape[2] if pieces else 0
         for at in range(length):
             page, place = divmod(start + at, self.PAGE)
-            for part, piece in zip(self._held[pages[page].place], pieces, strict=True):
+            for part, piece in zip(self._held[pages[page].index], pieces, strict=True):
                 part[:, :, place] = piece[:, :, at]
 
     def share(self, pages: Sequence[Page], length: int) -> list[Page]:
@@ -105,19 +105,19 @@ class Rows:
                 self._held[place] = self._nothing()
 
     def _nothing(self) -> list[mx.array]:
-        shapes = [(form.shape, form.dtype) for form in self.forms.pieces]
+        shapes = [(spec.shape, spec.dtype) for spec in self.specs.pieces]
         return [mx.full((*s[:2], self.PAGE, *s[3:]), mx.nan, dtype) for s, dtype in shapes]
 
 
 class Kept(PrefixCache):
     """A prefix cache over `Rows`, which takes and gives whole arrays of rows that leave at once."""
 
-    def __init__(self, forms: Forms, most: int, disk: PrefixDisk | None = None) -> None:
-        self.rows = Rows(forms)
-        super().__init__(forms, most, self.rows, disk)
+    def __init__(self, specs: LayerSpecs, most: int, disk: PrefixDisk | None = None) -> None:
+        self.rows = Rows(specs)
+        super().__init__(specs, most, self.rows, disk)
 
     def keep(self, tokens: list[int], layers: Held, salt: str | None = None) -> None:
-        pieces, states = split(self.rows.forms, layers)
+        pieces, states = split(self.rows.specs, layers)
         pages = self.rows.filled(pieces, len(tokens))
         self.put(tokens, pages, [states], salt)
         self.rows.release(pages)
@@ -150,21 +150,21 @@ class LiveRow:
         while self.done < end:
             last = min(end, self.done + self._chunk)
             layers = self._reader.read(prompt or self.prompt, self.done, last, self.layers)
-            pieces, states = split(self._rows.forms, layers)
+            pieces, states = split(self._rows.specs, layers)
             self.pages += self._rows.new(-(-last // Rows.PAGE) - len(self.pages))
             self._rows.write(self.pages, self.done, [p[:, :, self.done : last] for p in pieces])
-            self._states, self.done = self._rows.forms.layers_of(states), last
+            self._states, self.done = self._rows.specs.layers_of(states), last
 
     def leave(self) -> None:
         self._rows.release(self.pages)
 
 
-def split(forms: Forms, layers: Held) -> tuple[list[mx.array], list[mx.array]]:
+def split(specs: LayerSpecs, layers: Held) -> tuple[list[mx.array], list[mx.array]]:
     """The pieces and the states of a row."""
     pieces: list[mx.array] = []
     states: list[mx.array] = []
-    for form, arrays in zip(forms.layers, layers, strict=True):
-        (pieces if form[0].positions is None else states).extend(arrays)
+    for spec, arrays in zip(specs.layers, layers, strict=True):
+        (pieces if spec[0].positions is None else states).extend(arrays)
     return pieces, states
 
 
@@ -280,10 +280,10 @@ class Starts:
         reader: Reader | None = None,
     ) -> Kept:
         self.end()
-        forms = (reader or self.reader).forms
-        self._disk = PrefixDisk(self.folder, identity, limit, forms, memory)
+        specs = (reader or self.reader).specs
+        self._disk = PrefixDisk(self.folder, identity, limit, specs, memory)
         settle(self._disk)
-        return Kept(forms, memory, self._disk)
+        return Kept(specs, memory, self._disk)
 
     def end(self) -> None:
         if self._disk:

@@ -9,11 +9,11 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.caches.layout import Pages, Seat, capacity_for, pages_for, places
+from omlx_worker.engine.caches.layout import Pages, Seat, capacity_for, indices, pages_for
 from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.prefix_arrays import Form, Forms
+from omlx_worker.engine.ragged.prefix_arrays import ArraySpec, LayerSpecs
 from omlx_worker.engine.ragged.reading import Reading, read
 from tests.helpers.decoding import row
 
@@ -22,7 +22,7 @@ Held = Sequence[list[mx.array]]
 
 
 class Reader(Protocol):
-    forms: Forms
+    specs: LayerSpecs
 
     def read(self, tokens: Sequence[int], first: int, last: int, layers: Held) -> Held:
         """Read the tokens of a prompt from one position to another.
@@ -42,7 +42,7 @@ class Network:
 
     def __init__(self, network: nn.Module) -> None:
         self.model = as_ragged(network)
-        self.forms = Forms.of(self.model)
+        self.specs = LayerSpecs.of(self.model)
         backbone = as_ragged(network, drafts=False, checks=False)
         self._layers = len(backbone.new_caches(1, 1))
 
@@ -75,7 +75,7 @@ def read_apart(
     reading = Reading(row("", history, 1), history, first, Pages(count).take(count))
     for cache, part in zip(caches, layers, strict=False):
         if cache.paged:
-            cache.write(Seat(0, places(reading.pages)), part)
+            cache.write(Seat(0, indices(reading.pages)), part)
         reading.states.append([] if cache.paged else list(part))
     read(model, caches, [reading], [last - first])
     return held(reading, caches)
@@ -83,7 +83,7 @@ def read_apart(
 
 def held(reading: Reading, caches: Sequence[LayerCache]) -> Held:
     """What the layers hold of a row."""
-    seat = Seat(0, places(reading.pages))
+    seat = Seat(0, indices(reading.pages))
     return [
         cache.held(seat, reading.done) if cache.paged else states
         for cache, states in zip(caches, reading.states, strict=False)
@@ -103,9 +103,9 @@ class StandIn:
     def __init__(self, *kinds: str) -> None:
         self._kinds = kinds
         windows = {"all": None, "sliding": self.WINDOW, "recurrent": 0}
-        self.forms = Forms(
+        self.specs = LayerSpecs(
             [
-                [Form(array.shape, array.dtype, windows[kind]) for array in arrays]
+                [ArraySpec(array.shape, array.dtype, windows[kind]) for array in arrays]
                 for kind, arrays in zip(kinds, self.read([0], 0, 1, []), strict=True)
             ]
         )

@@ -22,7 +22,7 @@ from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import Loaded
 
@@ -34,7 +34,9 @@ class Scoring:
 
     def __init__(self, network: nn.Module, *, depth: int = 0, max_rows: int = 8) -> None:
         model = as_ragged(network, drafts=depth > 0)
-        self.decoder = RaggedDecoder(model, depth, 0, partial(PrefixCache, Forms.of(model), PLENTY))
+        self.decoder = RaggedDecoder(
+            model, depth, 0, partial(PrefixCache, LayerSpecs.of(model), PLENTY)
+        )
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
         prepare = cast(Any, None)  # rows come with tokens
         engine = DecodingEngine(

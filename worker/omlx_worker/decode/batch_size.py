@@ -54,7 +54,7 @@ class BatchSize:
         self, compare: Callable[[Sequence[int]], list[BatchSpeed]], others: int | None = None
     ) -> None:
         self._compare, self._others = compare, others
-        self._place = self._steps = self._since = self._full = 0
+        self._index = self._steps = self._since = self._full = 0
         self._regret = 0.0
         self._again_at: dict[int, int] = {}
         self._pause = AGAIN
@@ -78,11 +78,11 @@ class BatchSize:
         self._since += 1
         full = joined >= FULL * self._size
         self._full = min(max(self._full + (1 if full else -1), 0), SETTLED)
-        if self._place:
+        if self._index:
             self._doubt()
         self.asks = self._full == SETTLED <= self._since and not hurried and self._may_grow()
-        if self.asks and joined + self.waiting >= self._sizes[self._place + 1]:
-            self._go(self._place + 1)
+        if self.asks and joined + self.waiting >= self._sizes[self._index + 1]:
+            self._go(self._index + 1)
         self.rows = min(self._size, FIRST_ROWS) if hurried else self._size
         self.places = self._places(joined)
         if self._steps % SETTLED == 1:
@@ -90,7 +90,7 @@ class BatchSize:
 
     @property
     def _size(self) -> int:
-        return self._sizes[self._place]
+        return self._sizes[self._index]
 
     def _places(self, joined: int) -> int:
         most = self._sizes[-1]
@@ -101,12 +101,12 @@ class BatchSize:
         """Whether there is a larger size that is not given up for now and looks as if it paid: each
         further row is thought to cost what those cost by which this size is larger than the last.
         """
-        if self._place + 1 == len(self._sizes):
+        if self._index + 1 == len(self._sizes):
             return False
-        larger = self._sizes[self._place + 1]
+        larger = self._sizes[self._index + 1]
         if self._steps < self._again_at.get(larger, 0):
             return False
-        if not self._place:
+        if not self._index:
             return True
         if self._regret or not (speeds := self._speeds()):
             return False
@@ -121,7 +121,7 @@ class BatchSize:
         """Take fewer rows, if those of this size do not come or do not pay."""
         if not self._full:
             self._again_at[self._size] = self._steps + SOON
-            self._go(self._place - 1)
+            self._go(self._index - 1)
         elif self._since >= FIRST_TIMES and (speeds := self._speeds()):
             less, now = speeds
             forgone = (1 + GAIN - NOISE) * less.tokens / now.tokens - 1
@@ -129,19 +129,19 @@ class BatchSize:
             if self._regret > CHANGE:
                 self._again_at[self._size] = self._steps + self._pause
                 self._pause *= 2
-                self._go(self._place - 1)
+                self._go(self._index - 1)
 
-    def _go(self, place: int) -> None:
-        self._place, self._since, self._regret = place, 0, 0.0
+    def _go(self, index: int) -> None:
+        self._index, self._since, self._regret = index, 0, 0.0
         self._full, self.asks, self.waiting = SETTLED, False, 0
 
     def _speeds(self) -> list[BatchSpeed]:
         """Of the size before this one, and of this one."""
-        return self._compare(self._sizes[self._place - 1 : self._place + 1])
+        return self._compare(self._sizes[self._index - 1 : self._index + 1])
 
     def _told(self) -> str:
         """The speeds of this size and of the nearest that was timed, the larger one first."""
-        others = [*self._sizes[self._place + 1 :][:1], self._size // 2]
+        others = [*self._sizes[self._index + 1 :][:1], self._size // 2]
         for other in others:
             if other and (speeds := self._compare([self._size, other])):
                 now, then = speeds

@@ -139,9 +139,9 @@ class DecodeLoop:
     def _join(self, row: DecodeRow, room: int) -> None:
         self._engine.limit_prefixes(room)
         known = self._engine.add(row.resumed)
-        if known.held:
+        if known.cached:
             self._clock.interrupt()  # a prefix is copied
-        self.counters.cached_tokens += known.held
+        self.counters.cached_tokens += known.cached
         self._scheduler.took(row, known)
 
     def _prefill(self, action: Prefill) -> list[Emission]:

@@ -71,8 +71,8 @@ class DecodeRow:
 
     def take(self, known: Known) -> None:
         """The engine has taken it in, and the prefix cache what it knows of its prompt."""
-        self.context, self.left = known.held, known.left
-        self.cached = max(self.cached, min(known.held, len(self.request.prompt)))
+        self.context, self.left = known.cached, known.left
+        self.cached = max(self.cached, min(known.cached, len(self.request.prompt)))
 
     def read(self, left: int) -> None:
         """More of it is read, up to ``left`` tokens; with 0 it decodes."""

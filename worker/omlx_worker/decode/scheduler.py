@@ -135,7 +135,7 @@ class Scheduler:
     def took(self, row: DecodeRow, known: Known) -> None:
         """Report a `Join`: what the engine knows of the row."""
         row.take(known)
-        if known.shared >= known.held + SHORTEST:
+        if known.shared >= known.cached + SHORTEST:
             row.stops.add(known.shared)
 
     def read(self, action: Prefill, left: Mapping[str, int], seconds: float | None = None) -> None:

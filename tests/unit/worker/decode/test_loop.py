@@ -201,7 +201,7 @@ def test_what_a_kept_prefix_takes_to_load_is_not_taken_for_what_a_chunk_takes(he
             known = super().add(row)
             kept = held if row.row_id == "b" else 0
             self.states[row.row_id].unread -= kept
-            return replace(known, held=kept, left=known.left - kept)
+            return replace(known, cached=kept, left=known.left - kept)
 
     pace = Pace()
     worker = decoding(Holding(max_rows=2), limit=1000, chunks=pace)

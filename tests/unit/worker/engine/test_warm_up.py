@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine import warm_up
-from omlx_worker.engine.kernels.contest import Contest, Size
+from omlx_worker.engine.kernels.contest import CallSize, Contest
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.warm_up import SAMPLINGS, WarmUp, shapes
 from tests.helpers.decoding import Loaded, row, run
@@ -63,7 +63,7 @@ def test_the_list_is_traced_again_once_another_kernel_has_won(
     decoder, contest = warm._decoder, warm._contest
     traces = decoder.traces
     forms = {"plain": lambda x: sum(x @ x for _ in range(9)) / 9, "kernel": lambda x: x @ x}
-    contest.run("square", Size({"rows": 64}, "floats"), forms, [mx.ones((64, 64))])
+    contest.run("square", CallSize({"rows": 64}, "floats"), forms, [mx.ones((64, 64))])
 
     while warm.next():
         pass

@@ -108,12 +108,12 @@ class Page:
     positions that nobody else reads.
 
     Attributes:
-        place: its index in the pool. It changes when the pool shrinks.
+        index: its place in the pool. It changes when the pool shrinks.
         rows: how many rows have it.
         kept: how often it is kept for rows to come.
     """
 
-    place: int
+    index: int
     rows: int = 1
     kept: int = 0
 
@@ -142,12 +142,12 @@ class Pages:
 
     def take(self, count: int) -> list[Page]:
         """The first free pages, for a row; raises ValueError if fewer are free."""
-        free = [place for place, page in enumerate(self._pages) if page is None][: max(0, count)]
+        free = [index for index, page in enumerate(self._pages) if page is None][: max(0, count)]
         if len(free) < count:
             raise ValueError(f"{len(free)} of {count} pages are free")
-        taken = [Page(place) for place in free]
+        taken = [Page(index) for index in free]
         for page in taken:
-            self._pages[page.place] = page
+            self._pages[page.index] = page
         self.used += len(taken)
         return taken
 
@@ -181,7 +181,7 @@ class Pages:
 
     def _free(self, page: Page) -> None:
         if not page.rows and not page.kept:
-            self._pages[page.place] = None
+            self._pages[page.index] = None
             self.used -= 1
             self.alone -= 1
 
@@ -189,16 +189,16 @@ class Pages:
         """Change the size, to no less than `used`.
 
         Returns:
-            The places of the pages to begin with, in their new order. The others are free.
+            The indices of the pages to begin with, in their new order. The others are free.
         """
         kept = [page for page in self._pages if page is not None or size >= self.size]
-        places = [page.place if page else place for place, page in enumerate(kept)]
+        before = [page.index if page else index for index, page in enumerate(kept)]
         self._pages = [*kept, *[None] * (size - len(kept))]
-        for place, page in enumerate(self._pages):
+        for index, page in enumerate(self._pages):
             if page is not None:
-                page.place = place
-        return places
+                page.index = index
+        return before
 
 
-def places(pages: Iterable[Page]) -> tuple[int, ...]:
-    return tuple(page.place for page in pages)
+def indices(pages: Iterable[Page]) -> tuple[int, ...]:
+    return tuple(page.index for page in pages)

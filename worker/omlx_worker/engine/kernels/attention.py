@@ -62,11 +62,11 @@ class Heads:
     def split(self, projected: mx.array, cursors: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """By MLX's operations: queries and keys, normed and rotated, and values."""
         slots, width, _ = projected.shape
-        ends = [self.apart * self.queries, self.apart * self.queries + self.size * self.keys]
+        ends = [self.stride * self.queries, self.stride * self.queries + self.size * self.keys]
         queries, keys, values = (
             part.reshape(slots, width, -1, size).swapaxes(1, 2)[..., : self.size]
             for part, size in zip(
-                mx.split(projected, ends, axis=-1), (self.apart, self.size, self.size), strict=True
+                mx.split(projected, ends, axis=-1), (self.stride, self.size, self.size), strict=True
             )
         )
         if self.query_norm is not None:
@@ -84,7 +84,7 @@ class Heads:
         return ", ".join(kinds)
 
     @property
-    def apart(self) -> int:
+    def stride(self) -> int:
         """Numbers from one query head to the next."""
         return self.size * (2 if self.gated else 1)
 

@@ -24,7 +24,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention import Heads, Pair
-from omlx_worker.engine.kernels.attention_source import JOIN, PUT, body, finite, prepare
+from omlx_worker.engine.kernels.attention_source import JOIN, PUT, attend, finite, prepare
 from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 
@@ -128,7 +128,7 @@ class AttentionKernel:
                 "D": heads.size,
                 "Hq": heads.queries,
                 "H": heads.keys,
-                "Apart": heads.apart,
+                "Stride": heads.stride,
                 "Total": total,
                 "Turned": rope.dims,
                 "Traditional": rope.traditional,
@@ -195,7 +195,7 @@ class AttentionKernel:
         made = launch(
             self.platform,
             name + factors,
-            source(self.platform, body(float(scale), softcap=softcap, **has)),
+            source(self.platform, attend(float(scale), softcap=softcap, **has)),
             given | ({} if sinks is None else {"sinks": sinks}),
             parts if splits > 1 else mixed,
             {

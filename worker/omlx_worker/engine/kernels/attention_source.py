@@ -269,7 +269,7 @@ _PREPARE = """
     return;
   }
   const long line = (static_cast<long>(n) * width + t) * Total;
-  const long from = line + (is_query ? head * Apart : Hq * Apart + head * D);
+  const long from = line + (is_query ? head * Stride : Hq * Stride + head * D);
   NORM
   #define AT(e) NORMED(static_cast<float>(projected[from + (e)]), e)
   const float position = static_cast<float>(places[3 * n + 1] + t);
@@ -337,7 +337,7 @@ def prepare(largest: float, *, factor: float = 1.0, epsilon: float | None = None
 
 
 @cache
-def body(
+def attend(
     scale: float,
     *,
     softcap: float = 0.0,
@@ -345,7 +345,7 @@ def body(
     parts: bool = False,
     paged: bool = False,
 ) -> str:
-    """The source of the kernel that attends. It contains its factors, as `gated_norm_body` does.
+    """The source of the kernel that attends. It contains its factors, as `gated_code` does.
 
     Args:
         sinks: whether queries have sinks.

@@ -41,7 +41,7 @@ PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class CallSize:
     """The size of a call.
 
     Attributes:
@@ -70,7 +70,7 @@ class Result:
     """
 
     part: str
-    size: Size
+    size: CallSize
     form: str
     microseconds: dict[str, float]
     faults: dict[str, str] = field(default_factory=dict)
@@ -109,8 +109,8 @@ class Contest:
         self.fixed = fixed
         self.eager = True
         self.contests = 0
-        self._results: dict[tuple[str, Size], Result] = {}
-        self._waiting: dict[tuple[str, Size], _Waiting] = {}
+        self._results: dict[tuple[str, CallSize], Result] = {}
+        self._waiting: dict[tuple[str, CallSize], _Waiting] = {}
         self._outdated = False
         self._file = folder / f"kernels-{_identity()}.json" if folder and not fixed else None
         if self._file and self._file.exists():
@@ -134,7 +134,7 @@ class Contest:
     def run(
         self,
         part: str,
-        size: Size,
+        size: CallSize,
         forms: Mapping[str, Form],
         arguments: Sequence[Any],
         options: Mapping[str, Any] | None = None,
@@ -176,7 +176,7 @@ class Contest:
         self._outdated = False
         return True
 
-    def _nearest(self, part: str, size: Size) -> str:
+    def _nearest(self, part: str, size: CallSize) -> str:
         """The form of the next larger size of this kind, or of the largest."""
         kind = [
             result
@@ -196,7 +196,7 @@ class Contest:
 
     def _trial(
         self,
-        key: tuple[str, Size],
+        key: tuple[str, CallSize],
         forms: Mapping[str, Form],
         like: Sequence[Any],
         options: Mapping[str, Any],
@@ -237,7 +237,7 @@ HERE = Contest()
 
 
 def _decided(
-    key: tuple[str, Size],
+    key: tuple[str, CallSize],
     forms: Mapping[str, Form],
     arguments: Sequence[Any],
     *,
@@ -267,7 +267,7 @@ def _tell(part: str, fault: str) -> None:
 
 
 def _parsed(fields: dict[str, Any]) -> Result:
-    return Result(**fields | {"size": Size(**fields["size"])})
+    return Result(**fields | {"size": CallSize(**fields["size"])})
 
 
 def _identity() -> str:

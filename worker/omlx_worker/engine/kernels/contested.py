@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention import Heads, Pair
 from omlx_worker.engine.kernels.attention_kernel import LEAST
-from omlx_worker.engine.kernels.contest import PLAIN, Contest, Size
+from omlx_worker.engine.kernels.contest import PLAIN, CallSize, Contest
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
 from omlx_worker.engine.kernels.metal.products import (
     FIXED_ROWS,
@@ -35,7 +35,7 @@ MOST_POSITIONS = 32
 Rows and positions are rounded up to a power of two, or each burst of prompts would be a new size.
 """
 
-Compared = tuple[Size, Callable[[], Sequence[Any]]]
+Compared = tuple[CallSize, Callable[[], Sequence[Any]]]
 """The size of a call, and what makes arguments in whose shapes its forms are compared."""
 
 
@@ -149,7 +149,7 @@ def _attention(
         body = tuple(mx.broadcast_to(part[:1, :, :1], (*shape, part.shape[3])) for part in bodies)
         return queries, body, tails, replace(window, table=table), scale
 
-    return Size({"positions": capacity}, kind), like
+    return CallSize({"positions": capacity}, kind), like
 
 
 def _rule(window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array) -> Compared:
@@ -204,7 +204,7 @@ def _product(
             None if added is None else added[..., :ends],
         )
 
-    return Size({"rows": rows}, kind), like
+    return CallSize({"rows": rows}, kind), like
 
 
 ATTENTION = {
@@ -227,7 +227,7 @@ PRODUCT = Part("product", _product)
 """Of a layer with packed weights."""
 
 
-def _size(shape: Sequence[int], kind: str, past: mx.array | None = None) -> Size:
+def _size(shape: Sequence[int], kind: str, past: mx.array | None = None) -> CallSize:
     """The size of a window.
 
     Args:
@@ -237,7 +237,7 @@ def _size(shape: Sequence[int], kind: str, past: mx.array | None = None) -> Size
     numbers = {"rows": shape[0], "wide": shape[1]}
     if past is not None:
         numbers["replayed"] = past.shape[1] - 1
-    return Size(numbers, kind)
+    return CallSize(numbers, kind)
 
 
 def _all(past: mx.array | None, accepted: mx.array) -> mx.array:

@@ -122,10 +122,10 @@ _BODY = """
 
 
 @cache
-def body(*, replays: bool) -> str:
+def code(*, replays: bool) -> str:
     """The source for one lane, with or without positions to replay."""
-    code = _BODY.replace("REPLAYS", _REPLAYS if replays else "constexpr int replays = 0;")
-    return code.replace("PICK", _PICK if replays else _PICK_WINDOW)
+    with_replays = _BODY.replace("REPLAYS", _REPLAYS if replays else "constexpr int replays = 0;")
+    return with_replays.replace("PICK", _PICK if replays else _PICK_WINDOW)
 
 
 def inputs(
@@ -168,7 +168,7 @@ class DeltaKernel:
         out, committed = launch(
             self.platform,
             "delta_replay_and_run" if replays else "delta_run",
-            source(self.platform, body(replays=replays)),
+            source(self.platform, code(replays=replays)),
             given,
             {"outputs": (values.shape, keys.dtype), "committed": (state.shape, mx.float32)},
             {"T": keys.dtype, **sizes, "CommitFirst": commit_first},

@@ -133,13 +133,13 @@ ROWS = 4
 
 
 @cache
-def body(*, replays: bool) -> str:
+def code(*, replays: bool) -> str:
     """The source for one lane of `prepare`, with or without a window before this one."""
     return _BODY.replace("HISTORY", _HISTORY if replays else _NO_HISTORY)
 
 
 @cache
-def gated_norm_body(epsilon: float) -> str:
+def gated_code(epsilon: float) -> str:
     """The source for one lane of `gated`.
 
     It contains the epsilon: MLX keeps an array of one number in memory shared with the host. With
@@ -178,7 +178,7 @@ class NetKernels:
         *window, conv_out = launch(
             self.platform,
             "net_inputs" if past is None else "net_inputs_replaying",
-            source(self.platform, body(replays=past is not None)),
+            source(self.platform, code(replays=past is not None)),
             inputs,
             {
                 "queries": ((slots, width, key_heads, dk), dtype),
@@ -201,7 +201,7 @@ class NetKernels:
         (mixed,) = launch(
             self.platform,
             "net_gated_norm_" + float(net.norm.eps).hex().translate(IN_A_NAME),
-            source(self.platform, gated_norm_body(net.norm.eps)),
+            source(self.platform, gated_code(net.norm.eps)),
             {"outputs": out, "projected": given, "weight": net.norm.weight},
             {"mixed": ((slots, width, heads * dv), out.dtype)},
             {"T": out.dtype, **sizes, "Lanes": LANES},

@@ -9,7 +9,7 @@ from omlx_worker.engine.loading.identity import identity_of
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.ragged.prefix_disk import NotPrivate, PrefixDisk
 from omlx_worker.engine.rows.interface import ModelError
 
@@ -46,16 +46,16 @@ class Prefixes:
         Raises:
             ModelError: if the folder cannot be used.
         """
-        forms = Forms.of(model)
+        specs = LayerSpecs.of(model)
         if self.folder is None:
-            return PrefixCache(forms, self.size, pool)
+            return PrefixCache(specs, self.size, pool)
         try:
             identity = identity_of(paths, model, head) + (", fixed shapes" if fixed else "")
-            disk = PrefixDisk(self.folder, identity, self.folder_limit, forms, self.size)
+            disk = PrefixDisk(self.folder, identity, self.folder_limit, specs, self.size)
         except NotPrivate as reason:
             raise ModelError(f"--prefix-dir {self.folder}: {reason}") from None
         except OSError as error:
             raise ModelError(
                 f"--prefix-dir {self.folder}: cannot be used ({error.strerror}); give another"
             ) from None
-        return PrefixCache(forms, self.size, pool, disk)
+        return PrefixCache(specs, self.size, pool, disk)

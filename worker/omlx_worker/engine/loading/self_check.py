@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.caches.layout import Pages, Seat, pages_for, places
+from omlx_worker.engine.caches.layout import Pages, Seat, indices, pages_for
 from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.window import TAIL, Window, own_pages, table_of
 from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel, Unsupported
@@ -152,7 +152,7 @@ def _read(ragged: RaggedModel, prompts: Sequence[mx.array]) -> tuple[list[LayerC
     for slot, reading in enumerate(readings):
         for cache, part in zip(caches, reading.states, strict=True):
             cache.write(Seat(slot), part)
-    return caches, table_of([places(reading.pages) for reading in readings], each)
+    return caches, table_of([indices(reading.pages) for reading in readings], each)
 
 
 def _tokens(vocabulary: int, count: int, seed: int) -> mx.array:

@@ -111,8 +111,8 @@ class Attention:
         projected = self._into(x)
         queries = cache.prepare(projected, heads, window)
         mixed = cache.attend(queries, window, module.scale).swapaxes(1, 2)
-        asked = projected[..., : heads.queries * heads.apart]
-        gate = asked.reshape(slots, width, heads.queries, heads.apart)[..., heads.size :]
+        asked = projected[..., : heads.queries * heads.stride]
+        gate = asked.reshape(slots, width, heads.queries, heads.stride)[..., heads.size :]
         return self._out((mixed * mx.sigmoid(gate)).reshape(slots, width, -1), added)
 
 

@@ -21,10 +21,10 @@ from omlx_worker.engine.caches.layout import (
     Pages,
     Seat,
     excess,
+    indices,
     layout_for,
     pages_for,
     pages_in,
-    places,
     unmoved,
 )
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
@@ -94,7 +94,7 @@ class BatchRow:
 
     @property
     def seat(self) -> Seat:
-        return Seat(self.slot, places(self.pages))
+        return Seat(self.slot, indices(self.pages))
 
     @property
     def nbytes(self) -> int:
@@ -240,7 +240,7 @@ class Batch:
         whole = length // PAGE
         own += self.pages.lend(pages[:whole])
         self.reserve([(own, length)])
-        begun, copied = (Seat(0, places(part[whole:])) for part in (pages, own))
+        begun, copied = (Seat(0, indices(part[whole:])) for part in (pages, own))
         for cache in self.caches:
             if cache.paged and begun.pages:
                 cache.write(copied, cache.held(begun, PAGE))
@@ -252,7 +252,7 @@ class Batch:
         Args:
             pages: from the one on that has position ``start``.
         """
-        seat, first = Seat(0, places(pages)), start % PAGE
+        seat, first = Seat(0, indices(pages)), start % PAGE
         length = first + end - start
         paged = [cache for cache in self.caches if cache.paged]
         parts = (part for cache in paged for part in cache.held(seat, length))
@@ -265,7 +265,7 @@ class Batch:
         rest = iter(pieces)
         for cache in self.caches:
             if cache.paged:
-                cache.write(Seat(0, places(pages)), [next(rest), next(rest)])
+                cache.write(Seat(0, indices(pages)), [next(rest), next(rest)])
                 mx.eval(cache.arrays)
         return pages
 
@@ -444,7 +444,7 @@ class Batch:
             row.slot = slot
         pages: list[tuple[int, ...]] = [()] * layout.slots
         for row in rows:
-            pages[row.slot] = places(row.pages)
+            pages[row.slot] = indices(row.pages)
         longest, listed = layout.capacity // PAGE, sum(map(len, pages))
         self.state["table"] = table_of(pages, longest)
         # As many as a pool that has nothing else, and never fewer than before: each is a trace.

@@ -23,7 +23,7 @@ import mlx.core as mx
 from omlx_worker.engine.caches.layout import Page
 from omlx_worker.engine.models.ragged_model import Layers
 from omlx_worker.engine.ragged.batch import Batch
-from omlx_worker.engine.ragged.prefix_arrays import Forms, copies, size_of
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs, copies, size_of
 from omlx_worker.engine.ragged.prefix_disk import Beginning, PrefixDisk, Tokens
 from omlx_worker.engine.rows.tokens import in_common
 
@@ -67,7 +67,7 @@ class PrefixCache:
     """What rows have read, for rows that begin alike. It belongs to the decode thread.
 
     Args:
-        forms: of what the model's layers keep.
+        specs: of what the model's layers keep.
         most: bytes; 0 keeps nothing. The least recently used are dropped.
         pool: whose pages are kept.
         disk: where beginnings that were used twice are written.
@@ -77,9 +77,9 @@ class PrefixCache:
     """
 
     def __init__(
-        self, forms: Forms, most: int, pool: Batch, disk: PrefixDisk | None = None
+        self, specs: LayerSpecs, most: int, pool: Batch, disk: PrefixDisk | None = None
     ) -> None:
-        self._forms = forms
+        self._specs = specs
         self._most = self.limit = most
         self._pool = pool
         self._disk = disk
@@ -122,7 +122,7 @@ class PrefixCache:
             return 0, [], []
         path = path[:nodes]
         pages = self._pages_of(path)[: self._count(length)]
-        layers = self._forms.layers_of(path[-1].states or [])
+        layers = self._specs.layers_of(path[-1].states or [])
         self._refresh(path)
         whole = sum(len(node.tokens) for node in path) == length
         self._count_use(path if whole else path[:-1], root)
@@ -172,7 +172,7 @@ class PrefixCache:
     # Pages.
 
     def _bytes_of(self, pages: int) -> int:
-        return pages * self._pool.pages.positions * self._forms.token_bytes
+        return pages * self._pool.pages.positions * self._specs.token_bytes
 
     def _index(self, position: int) -> int:
         """Which page of a row has this position."""

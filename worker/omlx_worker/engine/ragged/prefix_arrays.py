@@ -23,7 +23,7 @@ AT_ONCE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ArraySpec:
     """The shape and type of one kept array.
 
     Attributes:
@@ -47,10 +47,10 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Forms:
-    """The forms of a model's arrays, a list for each layer."""
+class LayerSpecs:
+    """The specs of a model's arrays, a list for each layer."""
 
-    layers: list[list[Form]]
+    layers: list[list[ArraySpec]]
 
     @classmethod
     def of(cls, model: RaggedModel) -> Self:
@@ -61,21 +61,21 @@ class Forms:
                 arrays, positions = bodies, cache.ring or None
             else:
                 arrays, positions = cache.states, 0
-            layers.append([Form(array.shape, array.dtype, positions) for array in arrays])
+            layers.append([ArraySpec(array.shape, array.dtype, positions) for array in arrays])
         return cls(layers)
 
     @property
     def token_bytes(self) -> int:
         """Of a token's keys and values."""
-        return sum(form.dtype.size * prod(form.shape) for form in self.pieces)
+        return sum(spec.dtype.size * prod(spec.shape) for spec in self.pieces)
 
     @property
-    def pieces(self) -> list[Form]:
-        return [form for layer in self.layers for form in layer if form.positions is None]
+    def pieces(self) -> list[ArraySpec]:
+        return [spec for layer in self.layers for spec in layer if spec.positions is None]
 
     @property
-    def states(self) -> list[Form]:
-        return [form for layer in self.layers for form in layer if form.positions is not None]
+    def states(self) -> list[ArraySpec]:
+        return [spec for layer in self.layers for spec in layer if spec.positions is not None]
 
     def layers_of(self, states: Sequence[mx.array]) -> Layers:
         """What each layer keeps besides pages, in array objects of its own."""

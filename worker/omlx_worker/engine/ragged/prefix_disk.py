@@ -26,7 +26,7 @@ from uuid import uuid4
 import mlx.core as mx
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.ragged.prefix_arrays import Forms, size_of
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs, size_of
 
 log = logging.getLogger("omlx_worker.engine.ragged.prefix_disk")
 
@@ -84,7 +84,7 @@ class PrefixDisk:
         identity: what else the contents depend on: weights, layout, precision, software.
         limit: bytes of all files in ``folder``, of other identities and workers too. The least
             recently used are removed.
-        forms: of what the model's layers keep.
+        specs: of what the model's layers keep.
         memory: bytes of files that are read.
 
     Attributes:
@@ -95,7 +95,9 @@ class PrefixDisk:
         NotPrivate: if other users can open it.
     """
 
-    def __init__(self, folder: Path, identity: str, limit: int, forms: Forms, memory: int) -> None:
+    def __init__(
+        self, folder: Path, identity: str, limit: int, specs: LayerSpecs, memory: int
+    ) -> None:
         self._identity = f"{FORMAT} {identity}"
         self._shared = folder
         self._folder = folder / hashlib.sha256(self._identity.encode()).hexdigest()[:16]
@@ -103,8 +105,8 @@ class PrefixDisk:
         _make_private(folder)
         _make_private(self._folder)
         self._limit = limit
-        self._pieces = len(forms.pieces)
-        self._forms = {str(at): form for at, form in enumerate([*forms.pieces, *forms.states])}
+        self._pieces = len(specs.pieces)
+        self._specs = {str(at): spec for at, spec in enumerate([*specs.pieces, *specs.states])}
         self._closing = self._failing = False
         self.found: SimpleQueue[Beginning] = SimpleQueue()
         self._queued = self._written = 0  # bytes so far; each belongs to one thread
@@ -194,11 +196,11 @@ class PrefixDisk:
         salt = metadata.get("salt")
         if path != self._path(tokens, start, salt):
             raise ValueError("it belongs to another model or version")
-        if arrays.keys() != self._forms.keys() or not all(
-            form.fits(arrays[name], start, len(tokens)) for name, form in self._forms.items()
+        if arrays.keys() != self._specs.keys() or not all(
+            spec.fits(arrays[name], start, len(tokens)) for name, spec in self._specs.items()
         ):
             raise ValueError("its arrays have other shapes than the model's")
-        parts = [arrays[name] for name in self._forms]
+        parts = [arrays[name] for name in self._specs]
         return Beginning(tokens, start, salt, parts[: self._pieces], parts[self._pieces :])
 
     def _write(self, beginning: Beginning) -> None:
@@ -219,7 +221,7 @@ class PrefixDisk:
             self._written += beginning.nbytes
 
     def _save(self, path: Path, beginning: Beginning) -> None:
-        arrays = dict(zip(self._forms, [*beginning.pieces, *beginning.states], strict=True))
+        arrays = dict(zip(self._specs, [*beginning.pieces, *beginning.states], strict=True))
         arrays["tokens"] = mx.array(beginning.tokens.tolist(), mx.uint32)
         metadata = {"start": str(beginning.start), "digest": _digest(arrays)}
         if beginning.salt is not None:

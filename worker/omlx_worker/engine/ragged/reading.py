@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Page, Seat, capacity_for, pages_for, places
+from omlx_worker.engine.caches.layout import Page, Seat, capacity_for, indices, pages_for
 from omlx_worker.engine.kernels.window import Window, table_of
 from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel
@@ -176,7 +176,7 @@ def _read(
         reading.history[start : end + 1] + [0] * (width - count)
         for reading, start, end, count in zip(readings, done, ends, lengths, strict=True)
     ]
-    seats = [Seat(slot, places(reading.pages)) for slot, reading in enumerate(readings)]
+    seats = [Seat(slot, indices(reading.pages)) for slot, reading in enumerate(readings)]
     table = table_of([seat.pages for seat in seats], pages_for(capacity))
     window = Window.of_prompts(done, lengths, width, table)
     hidden: mx.array | None = prefill(mx.array(tokens, mx.int32), own, window)

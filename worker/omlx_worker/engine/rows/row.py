@@ -300,11 +300,11 @@ class Known:
     """What the engine knows of a row that it has taken in.
 
     Attributes:
-        held: tokens that need not be read, less than `Row.length`, from the prefix cache.
+        cached: tokens that need not be read, less than `Row.length`, from the prefix cache.
         shared: tokens that another prompt has begun with, kept or not.
         left: tokens to read before it decodes. Its first step reads the last one.
     """
 
-    held: int = 0
+    cached: int = 0
     shared: int = 0
     left: int = 0

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.kernels import trial
-from omlx_worker.engine.kernels.contest import Contest, Size
+from omlx_worker.engine.kernels.contest import CallSize, Contest
 from omlx_worker.engine.kernels.trial import Form
 
 
@@ -67,11 +67,11 @@ def slow(form: Form) -> Form:
     return run
 
 
-def of(rows: int, kind: str = "floats") -> Size:
-    return Size({"rows": rows}, kind)
+def of(rows: int, kind: str = "floats") -> CallSize:
+    return CallSize({"rows": rows}, kind)
 
 
-def held(contest: Contest, plain: Form, kernel: Form, size: Size | None = None) -> mx.array:
+def held(contest: Contest, plain: Form, kernel: Form, size: CallSize | None = None) -> mx.array:
     size = size or of(8)
     x = mx.arange(size.numbers["rows"]).astype(mx.float32)
     out: mx.array = contest.run("doubling", size, {"plain": plain, "kernel": kernel}, [x])

@@ -203,7 +203,7 @@ def test_the_kernel_computes_what_the_operations_do(
 def test_the_source_of_the_kernel_names_what_it_is_given_and_nothing_else(
     name: Platform, replays: bool
 ) -> None:
-    code = re.sub(r"//.*", "", source(name, delta_kernel.body(replays=replays)))
+    code = re.sub(r"//.*", "", source(name, delta_kernel.code(replays=replays)))
     made = case(1, int(replays))
     inputs = delta_kernel.inputs(made.window, made.kept, made.accepted, made.state)
     given = {*inputs, "outputs", "committed"}

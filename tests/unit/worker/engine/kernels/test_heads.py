@@ -53,7 +53,7 @@ def given(
     offsets = mx.array([0, 40, TAIL - width], mx.int32)
     lengths = mx.array([0, 300, 4000], mx.int32)
     window = Window.at(lengths + offsets, lengths, width, own_pages(3, 64))
-    total = heads.queries * heads.apart + 2 * heads.keys * heads.size
+    total = heads.queries * heads.stride + 2 * heads.keys * heads.size
     tails = [noise(seed, dtype, 3, heads.keys, TAIL, heads.size) for seed in (1, 2)]
     return noise(0, dtype, 3, width, total), heads, (tails[0], tails[1]), window
 

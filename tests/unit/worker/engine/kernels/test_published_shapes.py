@@ -385,7 +385,7 @@ def check_heads(of: Projection, width: int, dtype: mx.Dtype) -> None:
     cursors = lengths + mx.array([0, TAIL - width, 40], mx.int32)
     window = Window.at(cursors, lengths, width, own_pages(3, 64))
     tails = tuple(noise(rng, dtype, 3, of.keys, TAIL, of.size) for _ in "kv")
-    total = of.queries * heads.apart + 2 * of.keys * of.size
+    total = of.queries * heads.stride + 2 * of.keys * of.size
     projected = noise(rng, dtype, 3, width, total)
 
     (queries, written), (wanted, tails_wanted) = (

@@ -30,7 +30,7 @@ from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.interface import FIXED_CHUNK
 from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.checkpoints import write_qwen
@@ -83,7 +83,7 @@ class Worker:
     ) -> None:
         contest = Contest(fixed=fixed)
         model = as_ragged(network, drafts=depth > 0, checks=False, kernels=for_device(contest))
-        kept = partial(PrefixCache, Forms.of(model), prefixes) if prefixes else None
+        kept = partial(PrefixCache, LayerSpecs.of(model), prefixes) if prefixes else None
         decoder = RaggedDecoder(model, depth, lookup, kept, fixed=slots if fixed else 0)
         engine = DecodingEngine(
             *("tiny", decoder, Loaded.demo().tokenizer, cast(Any, None)),

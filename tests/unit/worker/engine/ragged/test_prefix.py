@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from omlx_worker.engine.ragged.prefix_arrays import Form, Forms
+from omlx_worker.engine.ragged.prefix_arrays import ArraySpec, LayerSpecs
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import SLIDING, tiny
 from tests.helpers.prefixes import (
@@ -53,7 +53,7 @@ def test_rows_are_exact_whatever_is_kept_and_dropped(
     kinds: tuple[str, ...], script: list[Any], limit: int
 ) -> None:
     reader = StandIn(*kinds)
-    play(reader, script, lambda: Kept(reader.forms, limit))
+    play(reader, script, lambda: Kept(reader.specs, limit))
 
 
 @pytest.mark.slow
@@ -64,20 +64,20 @@ def test_many_rows_are_exact_whatever_is_kept_and_dropped(
     kinds: tuple[str, ...], script: list[Any], limit: int
 ) -> None:
     reader = StandIn(*kinds)
-    play(reader, script, lambda: Kept(reader.forms, limit))
+    play(reader, script, lambda: Kept(reader.specs, limit))
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(script=st.lists(ACTS, min_size=6, max_size=8))
 def test_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
-    play(network, script, lambda: Kept(network.forms, 100_000), ROUNDING)
+    play(network, script, lambda: Kept(network.specs, 100_000), ROUNDING)
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(script=st.lists(ACTS, min_size=6, max_size=20))
 def test_many_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
-    play(network, script, lambda: Kept(network.forms, 200_000), ROUNDING)
+    play(network, script, lambda: Kept(network.specs, 200_000), ROUNDING)
 
 
 @pytest.mark.parametrize("length", [SLIDING - 1, SLIDING, SLIDING + 1, 70])
@@ -87,7 +87,7 @@ def test_reading_on_from_a_beginning_changes_no_bit(
 ) -> None:
     rng = random.Random(length)
     prompt = [rng.randrange(256) for _ in range(length + 9)]
-    cache = Kept(network.forms, AMPLE)
+    cache = Kept(network.specs, AMPLE)
     cold = read_all(network, prompt[:length], 16)
     cache.keep(prompt[:length], cold)
     cold = read_on(network, prompt, length, cold, chunk)
@@ -104,7 +104,7 @@ def test_reading_on_from_a_beginning_changes_no_bit(
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
 def test_no_row_sees_what_becomes_of_nodes_and_of_who_put_them(kinds: tuple[str, ...]) -> None:
     reader = StandIn(*kinds)
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     cold = read_all(reader, PROMPT)
     cache.keep(PROMPT, cold)
     wanted = [mx.array(part.tolist()) for part in reader.arrays(cold)]
@@ -120,7 +120,7 @@ def test_no_row_sees_what_becomes_of_nodes_and_of_who_put_them(kinds: tuple[str,
 
 def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
     reader = StandIn("all", "all")
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     cache.keep([1, 2, 3, 4], read_all(reader, [1, 2, 3, 4]))
 
     assert findable(cache, [1, 2, 3, 7]) == 3
@@ -131,7 +131,7 @@ def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
 @pytest.mark.parametrize("kind", ["sliding", "recurrent"])
 def test_other_layers_are_taken_up_where_they_were_put(kind: str) -> None:
     reader = StandIn("all", kind)
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     prompt = [1, 2, 3, 4, 5]
     cache.keep(prompt, read_all(reader, prompt))
 
@@ -145,7 +145,7 @@ def test_other_layers_are_taken_up_where_they_were_put(kind: str) -> None:
 
 def test_what_beginnings_share_is_kept_once() -> None:
     reader = StandIn("all")
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     for last in range(5):
         prompt = [*range(100), last]
         cache.keep(prompt, read_all(reader, prompt))
@@ -163,8 +163,8 @@ def test_nothing_is_kept_beyond_what_is_counted() -> None:
 
     gc.collect()
     mx.synchronize()
-    ring, states = Form((1, 4, 1, 64), mx.float32, 300), Form((1, 500, 64), mx.float32, 0)
-    cache, before = Kept(Forms([[ring, ring], [states]]), AMPLE), mx.get_active_memory()
+    ring, states = ArraySpec((1, 4, 1, 64), mx.float32, 300), ArraySpec((1, 500, 64), mx.float32, 0)
+    cache, before = Kept(LayerSpecs([[ring, ring], [states]]), AMPLE), mx.get_active_memory()
     keep([0] * 2000)
     keep([0] * 1000 + [1] * 500)
     mx.synchronize()
@@ -181,7 +181,7 @@ def test_nothing_is_kept_beyond_what_is_counted() -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     reader = StandIn("all", "recurrent")
-    cache = Kept(reader.forms, 3 * (Rows.PAGE * 12 + 8))
+    cache = Kept(reader.specs, 3 * (Rows.PAGE * 12 + 8))
     for first in (1, 2, 3):
         cache.keep([first, 0], read_all(reader, [first, 0]))
     assert cache.nbytes == cache.limit
@@ -194,7 +194,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_a_beginning_outlives_what_follows_it() -> None:
     reader = StandIn("all", "recurrent")
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     for prompt in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
         cache.keep(prompt, read_all(reader, prompt))
 
@@ -205,7 +205,7 @@ def test_a_beginning_outlives_what_follows_it() -> None:
 
 def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
     reader = StandIn("all", "recurrent")
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     for prompt in ([1, 2, 3], [1, 2, 4]):
         cache.keep(prompt, read_all(reader, prompt))
     assert cache.shared([1, 2]) == 2
@@ -220,7 +220,7 @@ def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
 
 def test_what_does_not_fit_costs_nothing_else_its_place() -> None:
     reader = StandIn("all")
-    cache = Kept(reader.forms, 120)
+    cache = Kept(reader.specs, 120)
     cache.keep([1, 2], read_all(reader, [1, 2]))
 
     cache.keep([5] * 11, read_all(reader, [5] * 11))
@@ -231,7 +231,7 @@ def test_what_does_not_fit_costs_nothing_else_its_place() -> None:
 
 def test_a_limit_of_zero_keeps_nothing() -> None:
     reader = StandIn("all", "recurrent")
-    cache = Kept(reader.forms, 0)
+    cache = Kept(reader.specs, 0)
     cache.keep([1, 2], read_all(reader, [1, 2]))
 
     assert findable(cache, [1, 2]) == cache.find([1, 2])[0] == cache.nbytes == 0
@@ -239,14 +239,14 @@ def test_a_limit_of_zero_keeps_nothing() -> None:
 
 
 def test_too_few_pages_are_refused() -> None:
-    cache = Kept(StandIn("all").forms, AMPLE)
+    cache = Kept(StandIn("all").specs, AMPLE)
     with pytest.raises(ValueError, match="1 pages do not hold 5 tokens"):
         cache.put([1] * 5, cache.rows.new(1), [])
 
 
 def test_a_prompt_of_another_salt_finds_nothing() -> None:
     reader = StandIn("all", "recurrent")
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     cache.keep(PROMPT, read_all(reader, PROMPT), "theirs")
 
     for salt, length in (("ours", 0), (None, 0), ("", 0), ("theirs", 20)):
@@ -256,7 +256,7 @@ def test_a_prompt_of_another_salt_finds_nothing() -> None:
 
 def test_salts_take_the_room_of_others_and_leave_nothing_behind() -> None:
     reader = StandIn("all", "recurrent")
-    cache = Kept(reader.forms, AMPLE)
+    cache = Kept(reader.specs, AMPLE)
     cache.keep(PROMPT, read_all(reader, PROMPT), "first")
     size = cache.nbytes
     cache.limit_to(2 * size)

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged import prefix_disk
-from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, Beginning, NotPrivate, PrefixDisk
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
@@ -195,7 +195,7 @@ def test_a_beginning_larger_than_the_limit_is_not_written(start: Starts, reader:
 
 def test_arrays_of_a_file_that_is_not_written_are_not_computed(tmp_path: Path) -> None:
     keys = mx.arange(10_000.0).reshape(1, 1, 10, 1000)
-    disk = PrefixDisk(tmp_path, "identity", 1000, Forms([]), AMPLE)
+    disk = PrefixDisk(tmp_path, "identity", 1000, LayerSpecs([]), AMPLE)
     before = mx.get_active_memory()
 
     assert not disk.write(Beginning(array("I", range(10)), 0, None, [keys], []))
@@ -354,16 +354,16 @@ def test_files_of_a_model_fit_the_forms_that_are_found_at_load(
     tmp_path: Path, qwen: Loaded, family: str
 ) -> None:
     reader = Network(qwen.network if family == "qwen3_5" else tiny(family))
-    identity, forms = "a model", reader.forms
+    identity, specs = "a model", reader.specs
     prompts = [PROMPT[:1], PROMPT[:7], [*PROMPT, *PROMPT]]
     for prompt in prompts:
-        disk = PrefixDisk(tmp_path, identity, AMPLE, forms, 0)
-        put(Kept(forms, AMPLE, disk), reader, prompt)
+        disk = PrefixDisk(tmp_path, identity, AMPLE, specs, 0)
+        put(Kept(specs, AMPLE, disk), reader, prompt)
         disk.close()
 
-    disk = PrefixDisk(tmp_path, identity, AMPLE, forms, AMPLE)
+    disk = PrefixDisk(tmp_path, identity, AMPLE, specs, AMPLE)
     settle(disk)
-    cache = Kept(forms, AMPLE, disk)
+    cache = Kept(specs, AMPLE, disk)
     for prompt in prompts:
         found, layers = cache.find(prompt)
         assert found == len(prompt)

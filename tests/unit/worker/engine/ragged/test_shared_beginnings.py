@@ -26,7 +26,7 @@ from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
@@ -53,7 +53,7 @@ class Decoding:
         limit: int = PLENTY,
     ) -> None:
         model = as_ragged(network, drafts=depth > 0)
-        prefixes = partial(PrefixCache, Forms.of(model), kept) if kept else None
+        prefixes = partial(PrefixCache, LayerSpecs.of(model), kept) if kept else None
         lookup = 3 if looks_up else 0
         self.decoder = decoder = RaggedDecoder(model, depth, lookup, prefixes)
         tokenizer = Loaded.demo().tokenizer

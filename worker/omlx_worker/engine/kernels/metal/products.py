@@ -176,7 +176,7 @@ def takes(layer: Any) -> bool:
 
 
 @cache
-def body(*, adds: bool) -> str:
+def code(*, adds: bool) -> str:
     """The source, with or without an array to add."""
     added = "static_cast<float>(added[at])" if adds else "0.0f"
     return source("metal", _BODY.replace("ADDED", added))
@@ -214,7 +214,7 @@ def multiply(
     (out,) = launch(
         "metal",
         "few_row_product" if added is None else "few_row_product_added",
-        body(adds=added is not None),
+        code(adds=added is not None),
         {"x": flat, **inputs} | ({} if added is None else {"added": added}),
         {"y": ((*x.shape[:-1], features), x.dtype)},
         {"T": x.dtype, **sizes, "Parts": PARTS, "Gated": gated},
