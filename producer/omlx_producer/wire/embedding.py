@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 from omlx_producer.errors import InvalidRequest
@@ -22,18 +22,15 @@ _FIELDS = frozenset(
 )
 
 
-def require_reading(given: Collection[str], *, reads: bool) -> None:
-    """Refuse fields of a text beside ``input``, and fields of vectors without it.
+def require_fields_of_vectors(given: Set[str]) -> None:
+    """Refuse fields of a text beside ``input``.
 
     Raises:
         InvalidRequest: for the first of them.
     """
-    for name in sorted(given):
-        if reads and name not in _FIELDS:
-            got = "given beside input, of which vectors are made"
-            raise InvalidRequest(name, got, "leave it out")
-        if not reads and name in ("dimensions", "encoding_format"):
-            raise InvalidRequest(name, "given without input", "leave it out")
+    if others := sorted(given - _FIELDS):
+        got = "given beside input, of which vectors are made"
+        raise InvalidRequest(others[0], got, "leave it out")
 
 
 def require_texts(given: Any) -> None:

@@ -72,7 +72,8 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """
     require_few_values(fields)
     kept = _counting(fields, IGNORED, REFUSED)
-    require_texts(kept.get("input"))
+    if "input" in kept:
+        require_texts(kept["input"])
     scores = "prompt_logprobs" in kept or (kept.get("echo") and kept.get("logprobs") is not None)
     for name in ("max_tokens", "max_completion_tokens"):
         if not scores and type(kept.get(name)) is int and kept[name] == 0:

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message
-from omlx_producer.wire.embedding import MAX_TEXTS, EncodingFormat, require_reading
+from omlx_producer.wire.embedding import MAX_TEXTS, EncodingFormat, require_fields_of_vectors
 from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
 from omlx_producer.wire.remedy import Remedy
@@ -269,9 +269,12 @@ class GenerationRequest(RequestPart):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        require_reading(self.model_fields_set, reads=self.input is not None)
         if self.input is not None:
+            require_fields_of_vectors(self.model_fields_set)
             return self
+        for name in ("dimensions", "encoding_format"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(name, "given without input", "leave it out")
         if self.messages is None and self.prompt is None:
             raise InvalidRequest("prompt", "missing", "give a prompt or messages")
         if self.messages is None and self.thinking_token_budget is not None:
@@ -425,7 +428,9 @@ class GenerationRequest(RequestPart):
     @property
     def calling(self) -> Calling | None:
         """What the model may call; None for nothing."""
-        return calling_of(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls)
+        if not self.tools:
+            return None
+        return calling_of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def most_tokens(self) -> int:

@@ -131,7 +131,7 @@ def calling_of(
     tools: Sequence[Tool], choice: ToolChoiceOption | None, *, parallel: bool
 ) -> Calling | None:
     """What tools and their choice permit; None for no call. A chosen function is called once."""
-    if not tools or choice == "none":
+    if choice == "none":
         return None
     if isinstance(choice, ToolChoice):
         name = choice.function.name
