@@ -74,7 +74,7 @@ class BatchInput:
         self._content.seek(0)
         with contextlib.closing(Store()) as store:
             records = map(self._checked, read_records(self._content, "jsonl"))
-            yield plan_rows(records, self._made, store, Seen())
+            yield plan_rows(map(self._made, records), store, Seen())
 
     def errors(self, models: Collection[str] | None) -> list[dict[str, Any]]:
         """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows.

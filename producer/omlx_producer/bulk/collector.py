@@ -72,6 +72,7 @@ class Collector:
         rerun_failures: run a row again if Redis holds its failure of an earlier run.
 
     Attributes:
+        stopped: whether rows that wait are withdrawn.
         cancelled_by: who has cancelled the batch; empty if nobody did. The run then stops.
         waited: the rows that it took out of Redis, or stopped.
     """
@@ -111,17 +112,13 @@ class Collector:
         self._settled: list[RowResult] = []
         self._settled_at = 0.0
         self._durable: list[RowResult] = []
-        self._exhausted = self._stopping = False
+        self._exhausted = self.stopped = False
         self._reconciled_at = time.monotonic()
         self._withdrawn_at = float("-inf")
         # Digests of the rows that were in Redis when a cancelled batch was opened again.
         self._cancelled_before: set[str] = set()
         self.cancelled_by = ""
         self.waited: list[Row] = []
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopping
 
     @property
     def cancelled(self) -> str:
@@ -156,7 +153,7 @@ class Collector:
             self._found = self._batch.stored_results()
         self._acknowledge()
         self._enter()
-        if self._stopping and time.monotonic() - self._withdrawn_at >= WITHDRAW_SECONDS:
+        if self.stopped and time.monotonic() - self._withdrawn_at >= WITHDRAW_SECONDS:
             self._withdraw()
         self._collect(wait)
         if time.monotonic() - self._reconciled_at > RECONCILE_SECONDS:
@@ -172,7 +169,7 @@ class Collector:
         """Withdraw the rows that wait. The run is over when those that run have ended."""
         self._rows = iter(())
         self._held.clear()
-        self._exhausted = self._stopping = True
+        self._exhausted = self.stopped = True
 
     def abandon(self) -> None:
         """Take the rows that wait, and those that have ended, out of Redis. No more turns follow.
@@ -305,7 +302,7 @@ class Collector:
             return
         self._batch.acknowledge([row.digest], self._hints.pop(row.digest, ()))
         self._cancelled_before.discard(row.digest)
-        if self._stopping:
+        if self.stopped:
             self.waited.append(row)
             self._leave(row.digest)
         else:

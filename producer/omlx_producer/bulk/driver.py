@@ -49,7 +49,7 @@ class Driver:
         self._check = check
         self._progress = Progress(client.connection, run, show, errors)
         self.meter = self._progress.meter
-        self.meter.ignored = source.ignored
+        self.meter.ignored = source.maker.ignored
         self.collector = Collector(
             client.connection,
             run,
@@ -73,7 +73,7 @@ class Driver:
             meter.before = seen.done
             if not self._only_failures:
                 meter.total = max(meter.total, seen.rows) if meter.total else None
-            self._progress.show(self._source.models, self.collector.in_flight)
+            self._progress.show(self._source.maker.used, self.collector.in_flight)
             if self._check:
                 self._check()
             if signals.asked and self.collector.stopped and not self._progress.served:

@@ -14,7 +14,7 @@ from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.output import real_path, require_run_output
 from omlx_producer.bulk.progress import say_skipped
-from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, prompt_text
+from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row
 from omlx_producer.bulk.store import Store, run_path
 from omlx_producer.terminal import write
 from omlx_producer.wire import ModelInfo
@@ -76,7 +76,7 @@ class TokenCounter:
             return -(-row.characters // TOKEN_CHARACTERS)
         if request.messages is not None:
             self.exact = False
-        return length(prompt_text(request))
+        return length(request.prompt_text)
 
     def _load(self, alias: str) -> Callable[[str], int] | None:
         info = self._models.get(alias)
@@ -107,8 +107,8 @@ def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findin
                 continue
             findings.prompt_tokens += counter.count(row)
             findings.most_completion_tokens += row.most_tokens
-        findings.exact, findings.ignored = counter.exact, source.ignored
-        say_skipped(source.skipped)
+        findings.exact, findings.ignored = counter.exact, source.maker.ignored
+        say_skipped(source.maker.skipped)
     return findings
 
 

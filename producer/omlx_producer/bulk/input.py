@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Protocol
+from typing import Protocol
 
 import redis
 
@@ -20,14 +19,14 @@ from omlx_producer.bulk.records import (
     estimate_rows,
     input_columns,
     open_input,
-    read_records,
+    open_records,
+    some,
 )
 from omlx_producer.bulk.row import REFUSED, BadRow, Row
 from omlx_producer.bulk.shape import RowMaker
 from omlx_producer.bulk.store import Store
 from omlx_producer.bulk.table import TableForm, columns_asked
-from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire import Constraint, ModelInfo
+from omlx_producer.wire import ModelInfo
 
 
 class Client(Protocol):
@@ -45,7 +44,9 @@ class Input:
     """The input of a run, open to be read once.
 
     Attributes:
+        maker: makes its rows, and counts what it does with them.
         seen: what it has shown so far.
+        whole: whether all rows are read, without a limit.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class Input:
     ) -> None:
         self._options = options
         self._models = models
-        self._maker = maker
+        self.maker = maker
         self._records = records
         self._count = count
         self.seen = Seen()
+        self.whole = options.limit is None
 
     @classmethod
     @contextlib.contextmanager
@@ -90,42 +92,13 @@ class Input:
             count = None if given is None else given.count
             yield cls(options, models, maker, checked, count)
 
-    @property
-    def whole(self) -> bool:
-        """Whether all rows are read, without a limit."""
-        return self._options.limit is None
-
-    @property
-    def models(self) -> Iterable[str]:
-        """The models of the rows so far."""
-        return self._maker.used
-
-    @property
-    def ignored(self) -> Counter[str]:
-        """How many rows had a field of OpenAI that has no effect, by field."""
-        return self._maker.ignored
-
-    @property
-    def skipped(self) -> int:
-        """How many rows were left out for their empty fields."""
-        return self._maker.skipped
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """What the options demand of every answer."""
-        return self._maker.constraint
-
     def rows(
         self, store: Store, *, only_failures: bool = False, refused_too: bool = False
     ) -> Iterator[Row | BadRow]:
         """The rows to run; see `plan_rows`."""
+        rows = map(self.maker.make, self._records)
         return plan_rows(
-            self._records,
-            self._maker.make,
-            store,
-            self.seen,
-            only_failures=only_failures,
-            refused_too=refused_too,
+            rows, store, self.seen, only_failures=only_failures, refused_too=refused_too
         )
 
     def all_rows(self) -> Iterator[Row | BadRow]:
@@ -156,7 +129,8 @@ class Input:
         options, kept = self._options, {}
         if options.keep:
             with open_input(options.input) as stream:
-                kept = input_columns(stream, options.format, _delimiter(options))
+                delimiter = options.delimiter or delimiter_of(options.input)
+                kept = input_columns(stream, options.format, delimiter)
         properties = columns_asked(options.sampling)
         return TableForm(
             options.with_body, properties, kept, options.csv_safe, vectors=options.embed
@@ -171,11 +145,11 @@ class Input:
         if not self.whole:
             # Rows beyond the limit, of an earlier run, have their columns too.
             maker = _row_maker(self._options, self._models)
-            with open_input(self._options.input) as stream:
-                for _ in plan_rows(_read(self._options, stream), maker.make, store, Seen()):
+            with _all_records(self._options) as records:
+                for _ in plan_rows(map(maker.make, records), store, Seen()):
                     pass
-        with open_input(self._options.input) as stream:
-            yield _read(self._options, stream)
+        with _all_records(self._options) as records:
+            yield records
 
 
 @contextlib.contextmanager
@@ -183,11 +157,11 @@ def _records(options: RunOptions, given: Given | None) -> Iterator[Iterator[Reco
     """The records of a run, up to its limit."""
     limit = None if options.limit is None else min(options.limit, sys.maxsize)
     if given is not None:
-        empty = InvalidRequest("rows", "got none", "give at least one")
-        yield itertools.islice(_some(given.records, empty), limit)
+        records = some(given.records, "rows", "got none", "give at least one")
+        yield itertools.islice(records, limit)
         return
-    with open_input(options.input) as stream:
-        yield itertools.islice(_read(options, stream), limit)
+    with _all_records(options) as records:
+        yield itertools.islice(records, limit)
 
 
 def _again(
@@ -199,24 +173,8 @@ def _again(
     return contextlib.nullcontext() if once or requests else _records(options, given)
 
 
-def _read(options: RunOptions, stream: IO[bytes]) -> Iterator[Record]:
-    """The records of an input; refuses one without any."""
-    records = read_records(stream, options.format, _delimiter(options))
-    told = f"{options.input}: holds no rows"
-    return _some(records, InvalidRequest(None, told, "give an input that has some"))
-
-
-def _some(records: Iterator[Record], empty: InvalidRequest) -> Iterator[Record]:
-    """The records; raises this error if there are none."""
-    first = next(records, None)
-    if first is None:
-        raise empty
-    yield first
-    yield from records
-
-
-def _delimiter(options: RunOptions) -> str | None:
-    return options.delimiter or delimiter_of(options.input)
+def _all_records(options: RunOptions) -> contextlib.AbstractContextManager[Iterator[Record]]:
+    return open_records(options.input, options.format, options.delimiter)
 
 
 def _row_maker(options: RunOptions, models: Mapping[str, ModelInfo]) -> RowMaker:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omlx_producer.bulk.batch import BatchState
-from omlx_producer.bulk.row import CANCELLED, RowResult, RowUsage
+from omlx_producer.bulk.row import CANCELLED, RowResult
 from omlx_producer.bulk.store import Totals
 
 RATE_SECONDS = 30.0
@@ -102,7 +102,7 @@ class Meter:
                 self.reasons[result.code] += 1
             else:
                 self.ok += 1
-                for name, number in asdict(RowUsage.of(result.body)).items():
+                for name, number in asdict(result.usage).items():
                     setattr(self, name, getattr(self, name) + number)
         self._mark()
 

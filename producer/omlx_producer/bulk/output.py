@@ -116,7 +116,7 @@ class LinesFile:
         self, path: Path, store: Store, kind: Kind, copied: Copied | None, *, like: Path
     ) -> None:
         self.path = path
-        self.kind: Kind = kind
+        self._kind: Kind = kind
         self._store = store
         remove_drafts(path)
         size = path.stat().st_size if path.exists() else None
@@ -153,9 +153,11 @@ class LinesFile:
     def _write(self, *, in_input_order: bool, like: Path) -> None:
         self._store.copied(None)
         with replacing(self.path, like=like) as stream:
-            for line in self._store.lines(self.kind, in_input_order=in_input_order):
+            count = 0
+            for line in self._store.lines(self._kind, in_input_order=in_input_order):
                 stream.write(line)
-        self.lines = self._store.count(self.kind)
+                count += 1
+        self.lines = count
 
     def _say_changed(self, size: int | None, copied: Copied) -> None:
         """Name a file that something else has changed; what it holds is kept as a copy."""
@@ -185,9 +187,10 @@ class Output:
         def copied(kind: Kind) -> Copied | None:
             return None if held is None else held.get(kind, Copied(0, 0))
 
-        self._results = LinesFile(results, store, "results", copied("results"), like=path)
-        self._errors = LinesFile(errors, store, "errors", copied("errors"), like=results)
-        self._files = (self._results, self._errors)
+        self._files: dict[Kind, LinesFile] = {
+            "results": LinesFile(results, store, "results", copied("results"), like=path),
+            "errors": LinesFile(errors, store, "errors", copied("errors"), like=results),
+        }
         self._table_rows = 0
         # Whether the files have all lines of the store.
         self._complete = True
@@ -199,21 +202,20 @@ class Output:
         with contextlib.closing(Store(run_path(path), like=path)) as store:
             output = cls(path, store)
             with contextlib.ExitStack() as closing:
-                for file in output._files:
+                for file in output._files.values():
                     closing.callback(file.close)
                 closing.callback(output._sync)
                 yield output
 
     def _sync(self) -> None:
         if self._complete:
-            self.store.copied({file.kind: file.sync() for file in self._files})
+            self.store.copied({kind: file.sync() for kind, file in self._files.items()})
 
     def commit(self, results: Sequence[RowResult]) -> None:
         """Make results durable, and append their lines to the files."""
         self._complete = False
-        lines = list(zip(results, self.store.record(results), strict=True))
-        self._results.append([line for result, line in lines if result.ok])
-        self._errors.append([line for result, line in lines if not result.ok])
+        for kind, lines in self.store.record(results).items():
+            self._files[kind].append(lines)
         self._complete = True
 
     def finish(
@@ -238,21 +240,21 @@ class Output:
             remove_drafts(self.path)
             in_input_order = ordered or bool(form.kept) or self.path.suffix.lower() == ".npy"
             rows = self._rows(in_input_order, iter(source))
-            write_table(rows, self.path, form, like=self._results.path)
-        for file in self._files:
-            if ordered or file.lines != self.store.count(file.kind):
+            write_table(rows, self.path, form, like=results_path(self.path))
+        for kind, file in self._files.items():
+            if ordered or file.lines != self.store.count(kind):
                 file.rewrite(in_input_order=ordered)
 
     def rows(self) -> dict[Path, int]:
         """How many rows are in each file, those with rows; the table only once it is written."""
-        found = {file.path: self.store.count(file.kind) for file in self._files}
+        found = {file.path: self.store.count(kind) for kind, file in self._files.items()}
         if self._table_rows:
             found = {self.path: self._table_rows, **found}
         return {path: rows for path, rows in found.items() if rows}
 
     def keep_copy(self) -> None:
         """Copy the results so far beside themselves, and say where."""
-        copies = keep_copy(dict.fromkeys([self._results.path, self.path]))
+        copies = keep_copy(dict.fromkeys([results_path(self.path), self.path]))
         write(f"the results so far are kept in {', '.join(map(str, copies))}\n", err=True)
 
     def say_gone(self) -> None:

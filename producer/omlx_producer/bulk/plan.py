@@ -10,11 +10,10 @@ consecutive rows in one claim, so most rows of a group meet on one worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from omlx_producer.bulk.records import Record
-from omlx_producer.bulk.row import REFUSED, BadRow, Row, prompt_text
+from omlx_producer.bulk.row import REFUSED, BadRow, Row
 from omlx_producer.bulk.store import Store
 
 BUFFER_ROWS = 1024
@@ -44,8 +43,7 @@ class Seen:
 
 
 def plan_rows(
-    records: Iterable[Record],
-    make: Callable[[Record], Row | BadRow],
+    rows: Iterable[Row | BadRow],
     store: Store,
     seen: Seen,
     *,
@@ -61,14 +59,12 @@ def plan_rows(
             refused, and those that were edited since.
         refused_too: take also those that a worker refused.
     """
-    for record in records:
-        row = make(record)
-        before = store.see(row)
-        if before is not None:
-            row = _duplicate(row, before)
-            store.see(row)
+    for row in rows:
+        known = store.see(row)
+        if known.before is not None:
+            row = _duplicate(row, known.before)
+            known = store.see(row)
         seen.rows += 1
-        known = store.known(row.key)
         failed = known.failed is not None
         same = known.failed == row.digest
         if only_failures:
@@ -122,7 +118,7 @@ def arrange(rows: list[Row], characters: int = PREFIX_CHARACTERS) -> list[Row]:
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        key = (row.request.cache_salt or "", prompt_text(row.request)[:characters])
+        key = (row.request.cache_salt or "", row.request.prompt_text[:characters])
         groups.setdefault(key, []).append(row)
     shared = [(text, group) for (_, text), group in groups.items() if len(group) > 1]
     shared.sort(key=lambda entry: sum(row.work for row in entry[1]), reverse=True)

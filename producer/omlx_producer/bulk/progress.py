@@ -111,9 +111,10 @@ class StatusLines:
             click.echo(json.dumps({"type": "progress", **meter.snapshot()}), err=True)
 
     def end(self, meter: Meter) -> None:
+        summary = meter.summary()
         if self._readable:
-            write(summary_text(meter) + "\n", err=True)
-        click.echo(json.dumps({"type": "summary", **meter.summary()}), err=True)
+            write(summary_text(summary) + "\n", err=True)
+        click.echo(json.dumps({"type": "summary", **summary}), err=True)
 
 
 class Bar:
@@ -131,7 +132,7 @@ class Bar:
     def end(self, meter: Meter) -> None:
         self._show(meter)
         self._live.stop()
-        write(summary_text(meter) + "\n", err=True)
+        write(summary_text(meter.summary()) + "\n", err=True)
 
     def _show(self, meter: Meter) -> None:
         self._shown_at = time.monotonic()
@@ -166,6 +167,10 @@ class WorkerWatch:
         Args:
             in_flight: rows in Redis.
         """
+        if not in_flight:
+            meter.now, self.served = Speed(0, 0.0, 0.0), True
+            self._tell(set())
+            return
         if time.monotonic() - self._looked_at < FIGURES_SECONDS:
             return
         self._looked_at = time.monotonic()
@@ -173,10 +178,10 @@ class WorkerWatch:
         # The collector meets an outage.
         with contextlib.suppress(RedisError):
             running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, set[str]()
-            served = not in_flight
+            served = False
             for alias in models:
                 [model] = read_figures(self._connection, alias)
-                if in_flight and model.held_up:
+                if model.held_up:
                     held_up.add(model.held_up)
                 if not (workers := model.workers):
                     # What a dead one had has a lease, and does not run.
@@ -290,15 +295,14 @@ def figures(meter: Meter) -> list[str]:
     return parts
 
 
-def summary_text(meter: Meter) -> str:
-    """The summary of a run in a few lines."""
-    end = meter.summary()
+def summary_text(end: Mapping[str, Any]) -> str:
+    """The summary of a run, see `Meter.summary`, in a few lines."""
     lines = [
         f"{counted(end['rows'], 'row')} in {duration(end['seconds'])}: "
         f"{end['ok']} ok, {end['failed']} failed"
         + (f"; done before: {end['done_before']}" if end["done_before"] else "")
         + (f", {end['failed_before']} of them failed" if end["failed_before"] else "")
-        + (f"; {left_text(meter.left)}" if meter.left else "")
+        + (f"; {left_text(left)}" if (left := end["without_result"]) else "")
     ]
     lines += [f"  {count} {code}" for code, count in end["failures"].items()]
     cached, drafts = end["cached_tokens"], end["acceptance"]
@@ -313,16 +317,16 @@ def summary_text(meter: Meter) -> str:
         lines.append(f"{counted(cut, 'row')} cut by length; {CUT_ADVICE}")
     if loops := end["cut_by_repetition"]:
         lines.append(f"{counted(loops, 'row')} cut by repetition; {LOOP_ADVICE}")
-    if meter.ignored:
-        lines.append(ignored_text(meter.ignored))
+    if ignored := end["ignored_fields"]:
+        lines.append(ignored_text(ignored))
     if overall := end["overall"]:
         lines.append(
             f"in all: {overall['ok']} ok ({_cuts(overall)}), "
             f"{overall['failed']} failed; tokens: {overall['prompt_tokens']} in, "
             f"{overall['completion_tokens']} out; {duration(overall['seconds'])}"
         )
-    if meter.files:
-        lines.append(written_text(meter.files))
+    if files := end["files"]:
+        lines.append(written_text(files))
     return "\n".join(lines)
 
 
@@ -358,7 +362,7 @@ def failure_text(failures: Counter[str], save: str, retry: str) -> str:
     return f"{counted(failed, 'row')} failed; {advice}"
 
 
-def written_text(files: Mapping[Path, int]) -> str:
+def written_text(files: Mapping[Path, int] | Mapping[str, int]) -> str:
     """The files that were written, with their rows."""
     return "written: " + ", ".join(f"{path} ({counted(n, 'row')})" for path, n in files.items())
 

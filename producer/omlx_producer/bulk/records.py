@@ -117,6 +117,32 @@ def read_records(stream: IO[bytes], kind: Format, delimiter: str | None = None) 
             yield from readers[kind](stream)
 
 
+@contextlib.contextmanager
+def open_records(name: str, kind: Format, delimiter: str | None) -> Iterator[Iterator[Record]]:
+    """The records of an input; refuses one without any.
+
+    Args:
+        delimiter: of the cells of a CSV; by default what its name or its first line tells.
+
+    Raises, while iterating:
+        InvalidRequest: if it has none, or is not of this format.
+    """
+    with open_input(name) as stream:
+        records = read_records(stream, kind, delimiter or delimiter_of(name))
+        yield some(records, None, f"{name}: holds no rows", "give an input that has some")
+
+
+def some(
+    records: Iterator[Record], field: str | None, problem: str, remedy: str
+) -> Iterator[Record]:
+    """The records; raises an InvalidRequest of these parts if there are none."""
+    first = next(records, None)
+    if first is None:
+        raise InvalidRequest(field, problem, remedy)
+    yield first
+    yield from records
+
+
 def input_columns(stream: IO[bytes], kind: Format, delimiter: str | None = None) -> dict[str, Any]:
     """The columns of an open input, with those types of Arrow that a table can take over.
 

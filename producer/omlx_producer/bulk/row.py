@@ -6,6 +6,7 @@ The error of a row without a custom_id of its own has its ``line`` instead.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -42,6 +43,7 @@ class Row:
         line: its line in the input, from 1; the row number where the input has no lines.
         digest: of custom_id and request, so an edited row has another one.
         columns: of the input whose text is its prompt; empty if its request is its own.
+        characters: of the prompt.
     """
 
     custom_id: str
@@ -49,20 +51,18 @@ class Row:
     request: GenerationRequest
     digest: str
     columns: str = ""
+    characters: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        characters = sum(message.characters for message in self.request.messages or ())
+        for text in self.request.texts:
+            characters += len(text) * (1 if isinstance(text, str) else TOKEN_CHARACTERS)
+        object.__setattr__(self, "characters", characters)
 
     @property
     def key(self) -> str:
         """Identifies the row. Of two output lines with the same key, the later one counts."""
         return id_key(self.custom_id)
-
-    @property
-    def characters(self) -> int:
-        """Characters of the prompt."""
-        texts = sum(
-            len(text) * (1 if isinstance(text, str) else TOKEN_CHARACTERS)
-            for text in self.request.texts
-        )
-        return texts + sum(message.characters for message in self.request.messages or ())
 
     @property
     def most_tokens(self) -> int:
@@ -136,6 +136,7 @@ class RowResult:
     Attributes:
         field: that is refused; "" if it is none.
         written: its output line as a worker wrote it; empty if none did.
+        usage: what its response counts; nothing of one that failed.
     """
 
     row: Row | BadRow | BatchRow
@@ -145,6 +146,11 @@ class RowResult:
     reason: str = ""
     field: str = ""
     written: bytes = b""
+    usage: RowUsage = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        usage = RowUsage() if self.body is None else RowUsage.of(self.body)
+        object.__setattr__(self, "usage", usage)
 
     @classmethod
     def of_job(cls, row: Row | BatchRow, outcome: Outcome) -> RowResult:
@@ -185,11 +191,6 @@ class RowResult:
     def line(self) -> int:
         """The line of its row in the input; 0 of a detached batch."""
         return 0 if isinstance(self.row, BatchRow) else self.row.line
-
-    @property
-    def usage(self) -> RowUsage:
-        """What its response counts; nothing of one that failed."""
-        return RowUsage() if self.body is None else RowUsage.of(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +266,6 @@ def digest_of(custom_id: str | None, content: Any) -> str:
     """A fingerprint of a row: 96 bits, in hexadecimal."""
     text = json.dumps([custom_id, content], sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
-
-
-def prompt_text(request: GenerationRequest) -> str:
-    """The whole prompt as text, in the order in which the model reads it."""
-    parts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in request.texts]
-    return "".join([*parts, *(message.text for message in request.messages or ())])
 
 
 def as_document(result: RowResult) -> dict[str, Any]:

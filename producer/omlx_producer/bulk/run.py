@@ -137,7 +137,7 @@ class Run:
             source,
             store.run,
             source.rows(store, only_failures=only_failures, refused_too=refused_too),
-            Guard(target, source.constraint, proven=store.count("results") > 0),
+            Guard(target, source.maker.constraint, proven=store.count("results") > 0),
             show=show,
             errors=errors_path(target.path),
             only_failures=only_failures,
@@ -190,7 +190,7 @@ class Run:
         if source.whole and not self._only_failures:
             self._driver.collector.sweep()
             target.say_gone()
-        say_skipped(source.skipped)
+        say_skipped(source.maker.skipped)
 
     def _show_end(self, finished: bool) -> None:
         meter, target = self._driver.meter, self._target
@@ -222,8 +222,8 @@ def detach(client: Client, options: RunOptions, given: Given | None = None) -> B
             job_timeout=options.job_timeout,
         )
         batch.upload(source.all_rows())
-        say_ignored(source.ignored)
-        say_skipped(source.skipped)
+        say_ignored(source.maker.ignored)
+        say_skipped(source.maker.skipped)
     return batch
 
 

@@ -15,7 +15,7 @@ import json
 import secrets
 import sqlite3
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,7 +29,7 @@ CACHE_KIB = 16 * 1024
 Kind = Literal["results", "errors"]
 KINDS: tuple[Kind, ...] = ("results", "errors")
 # In the order in which rows ended; `at` is the line that a row had in the input then. The indexes
-# hold what `known` needs, so it reads no lines.
+# hold what `see` needs, so it reads no lines.
 _TABLES = """
 CREATE TABLE run (id TEXT, settings TEXT, seconds REAL, files TEXT);
 CREATE TABLE results (key BLOB, digest TEXT, at INTEGER, prompt_tokens INTEGER,
@@ -56,11 +56,13 @@ class Known(NamedTuple):
     Attributes:
         done: the digest of its result, None without one.
         failed: that of its error; ``code`` says how it failed.
+        before: the line of an earlier row of the input with the same key, None without one.
     """
 
     done: str | None
     failed: str | None
     code: str
+    before: int | None
 
 
 class Stored(NamedTuple):
@@ -180,15 +182,18 @@ class Store:
 
     # The input
 
-    def see(self, row: Row | BadRow) -> int | None:
-        """Note that the input has a row; returns the line of an earlier row with the same key."""
-        key = _packed(row.key)
+    def see(self, row: Row | BadRow) -> Known:
+        """Note that the input has a row; returns what is known of it."""
+        key, before = _packed(row.key), None
         added = self._run(
             "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (key, row.line, row.digest)
         )
-        if added.rowcount:
-            return None
-        return int(self._run("SELECT line FROM seen WHERE key = ?", (key,)).fetchone()[0])
+        if not added.rowcount:
+            before = self._run("SELECT line FROM seen WHERE key = ?", (key,)).fetchone()[0]
+        done = self._run("SELECT digest FROM results WHERE key = ?", (key,)).fetchone()
+        error = self._run("SELECT digest, code FROM errors WHERE key = ?", (key,)).fetchone()
+        failed, code = error or (None, "")
+        return Known(done and done[0], failed, code, before)
 
     def gone(self) -> int:
         """How many rows of earlier runs the input has not shown."""
@@ -198,40 +203,32 @@ class Store:
 
     # Results
 
-    def known(self, key: str) -> Known:
-        """What is known of a row."""
-        packed = (_packed(key),)
-        done = self._run("SELECT digest FROM results WHERE key = ?", packed).fetchone()
-        failed = self._run("SELECT digest, code FROM errors WHERE key = ?", packed).fetchone()
-        return Known(done and done[0], *(failed or (None, "")))
-
-    def record(self, results: Sequence[RowResult]) -> list[bytes]:
+    def record(self, results: Sequence[RowResult]) -> dict[Kind, list[bytes]]:
         """Make results and errors durable; each replaces an earlier one of its kind.
 
         A result also replaces an error. An error never replaces a result.
 
         Returns:
-            Their output lines.
+            Their output lines, by kind.
         """
-        lines = []
+        lines = defaultdict[Kind, list[bytes]](list)
         with self._transaction():
             self.copied(None)
             for result in results:
+                line, at, usage = write_line(result), result.line, result.usage
                 key, digest = _packed(result.row.key), result.row.digest
-                lines.append(write_line(result))
-                line = zlib.compress(lines[-1])
-                if result.ok:
-                    usage = result.usage
+                lines["errors" if result.body is None else "results"].append(line)
+                line = zlib.compress(line)
+                self._run("DELETE FROM errors WHERE key = ?", (key,))
+                if result.body is None:
+                    failed = (key, digest, at, result.code, line)
+                    self._run("INSERT INTO errors VALUES (?, ?, ?, ?, ?)", failed)
+                else:
                     self._run("DELETE FROM results WHERE key = ?", (key,))
-                    self._run("DELETE FROM errors WHERE key = ?", (key,))
                     figures = (usage.prompt_tokens, usage.completion_tokens)
                     cuts = (usage.cut_by_length, usage.cut_by_repetition)
-                    values = (key, digest, result.line, *figures, *cuts, line)
+                    values = (key, digest, at, *figures, *cuts, line)
                     self._run("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-                else:
-                    self._run("DELETE FROM errors WHERE key = ?", (key,))
-                    failed = (key, digest, result.line, result.code, line)
-                    self._run("INSERT INTO errors VALUES (?, ?, ?, ?, ?)", failed)
         return lines
 
     def forget_stale_errors(self, *, whole: bool) -> None:

@@ -407,6 +407,12 @@ class GenerationRequest(RequestPart):
         return [*given]
 
     @property
+    def prompt_text(self) -> str:
+        """All that is read as text, in the order in which the model reads it."""
+        parts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in self.texts]
+        return "".join([*parts, *(message.text for message in self.messages or ())])
+
+    @property
     def choices(self) -> list[str]:
         """The texts of which the answer is one, each once; empty if it may be any other."""
         form = self.structured_outputs

@@ -51,10 +51,10 @@ def test_prompt_tokens_that_were_not_read_are_counted() -> None:
     meter = Meter()
     meter.count([result(30, 5), ok("of an older worker")])
     assert meter.summary()["cached_tokens"] == 0
-    assert "cached" not in summary_text(meter)
+    assert "cached" not in summary_text(meter.summary())
     meter.count([result(70, 5, cached=49)])
     assert meter.summary()["cached_tokens"] == 49
-    shown = re.sub("[0-9]+/s", "N/s", summary_text(meter)).splitlines()[-1]
+    shown = re.sub("[0-9]+/s", "N/s", summary_text(meter.summary())).splitlines()[-1]
     assert shown == "tokens: 101 in (N/s, 49% cached), 12 out (N/s)"
 
 
@@ -149,16 +149,18 @@ def test_off_a_terminal_the_summary_is_readable_and_then_json(
 
 def test_the_summary_says_which_fields_were_ignored() -> None:
     meter = Meter()
-    assert "ignored" not in summary_text(meter)
+    assert "ignored" not in summary_text(meter.summary())
     meter.ignored.update(user=1200, metadata=3)
-    assert summary_text(meter).endswith("\nrows with ignored fields: user 1,200, metadata 3")
+    assert summary_text(meter.summary()).endswith(
+        "\nrows with ignored fields: user 1,200, metadata 3"
+    )
     assert meter.summary()["ignored_fields"] == {"user": 1200, "metadata": 3}
 
 
 def test_the_summary_says_how_rows_failed() -> None:
     meter = Meter()
     meter.count([ok("a"), failed("b")])
-    text = summary_text(meter)
+    text = summary_text(meter.summary())
     assert "2 rows in" in text
     assert "1 ok, 1 failed" in text
     assert "\n  1 failed\n" in text
@@ -191,12 +193,14 @@ def test_rows_that_were_cut_by_length_are_counted_and_told() -> None:
     meter, cut = Meter(), ok("a")
     assert cut.body
     meter.count([ok("b")])
-    assert "cut" not in summary_text(meter)
+    assert "cut" not in summary_text(meter.summary())
     cut.body["choices"] *= 2
     cut.body["choices"][1] = cut.body["choices"][1] | {"finish_reason": "length"}
     meter.count([cut])
     assert meter.snapshot()["cut_by_length"] == meter.summary()["cut_by_length"] == 1
-    assert "\n1 row cut by length; give them more tokens with --max-" in summary_text(meter)
+    assert "\n1 row cut by length; give them more tokens with --max-" in summary_text(
+        meter.summary()
+    )
 
 
 def test_rows_that_ended_because_they_repeated_themselves_are_counted_and_told() -> None:
@@ -206,7 +210,7 @@ def test_rows_that_ended_because_they_repeated_themselves_are_counted_and_told()
     meter.count([loop, ok("b")])
     end = meter.summary()
     assert (end["ok"], end["cut_by_length"], end["cut_by_repetition"]) == (2, 0, 1)
-    assert "\n1 row cut by repetition; give a temperature, " in summary_text(meter)
+    assert "\n1 row cut by repetition; give a temperature, " in summary_text(meter.summary())
 
 
 def test_the_last_lines_say_what_all_runs_did_and_where_it_is() -> None:
@@ -215,7 +219,7 @@ def test_the_last_lines_say_what_all_runs_did_and_where_it_is() -> None:
     assert meter.summary()["overall"] is None
     meter.overall = Totals(5, 1, 2, 1, 300, 40), 3_700.0
     meter.files = {Path("out.csv"): 6, Path("out.csv.jsonl"): 5}
-    assert summary_text(meter).splitlines()[-2:] == [
+    assert summary_text(meter.summary()).splitlines()[-2:] == [
         "in all: 5 ok (2 cut by length, 1 by repetition), 1 failed; "
         "tokens: 300 in, 40 out; 1 h 01 min",
         "written: out.csv (6 rows), out.csv.jsonl (5 rows)",

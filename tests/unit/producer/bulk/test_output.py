@@ -29,7 +29,7 @@ from omlx_producer.bulk.output import (
     require_output,
     require_run_output,
 )
-from omlx_producer.bulk.row import Row, RowResult, read_line, write_line
+from omlx_producer.bulk.row import BadRow, Row, RowResult, read_line, write_line
 from omlx_producer.bulk.store import Store, read_settings, run_path
 from omlx_producer.client.outcome import Outcome
 from tests.helpers.bulk_runs import errors, ids, lines
@@ -54,12 +54,12 @@ def test_earlier_results_are_known_again(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     write(out, ok("a"), failed("b"), bad(3)).close()
     store = write(out)
-    known = [store.known(r.row.key) for r in (ok("a"), failed("b"), bad(3), ok("c"))]
-    assert known == [
-        (row("a").digest, None, ""),
-        (None, row("b").digest, "failed"),
-        (None, bad(3).row.digest, "unparsable"),
-        (None, None, ""),
+    rows = [each.row for each in (ok("a"), failed("b"), bad(3), ok("c"))]
+    assert [store.see(each) for each in rows if isinstance(each, Row | BadRow)] == [
+        (row("a").digest, None, "", None),
+        (None, row("b").digest, "failed", None),
+        (None, bad(3).row.digest, "unparsable", None),
+        (None, None, "", None),
     ]
     store.close()
 
@@ -112,9 +112,7 @@ def test_ordered_is_the_order_of_the_input_and_strangers_come_last(tmp_path: Pat
 def test_a_custom_id_may_be_any_text(tmp_path: Path) -> None:
     names = ["ünï", "\u2028", '"', "x" * 512, "\ud800"]
     with contextlib.closing(write(tmp_path / "out.jsonl", *map(ok, names))) as store:
-        assert [store.known(row(name).key).done for name in names] == [
-            row(name).digest for name in names
-        ]
+        assert [store.see(row(name)).done for name in names] == [row(name).digest for name in names]
     assert ids(tmp_path / "out.jsonl") == names
 
 
@@ -337,17 +335,13 @@ def test_a_run_killed_anywhere_has_each_row_once_in_the_end(
     def command(out: Path, rows: list[RowResult]) -> None:
         """Run the rows that have no result yet."""
         with Output.open(out) as output:
-            known = [output.store.known(each.row.key) for each in rows]
+            new = []
             for each in rows:
                 assert isinstance(each.row, Row)
-                output.store.see(each.row)
-            output.commit(
-                [
-                    each
-                    for each, (done, failed, _) in zip(rows, known, strict=True)
-                    if each.row.digest not in (done, failed)
-                ]
-            )
+                known = output.store.see(each.row)
+                if each.row.digest not in (known.done, known.failed):
+                    new.append(each)
+            output.commit(new)
             output.finish(ordered=True)
 
     def killed(out: Path, at: int) -> None:
