@@ -6,20 +6,24 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Annotated, Any, Literal
 
 from redis import Redis
 
 from omlx_gateway.access import own_salt, owner_field
+from omlx_gateway.errors import api_error
+from omlx_gateway.keys import ApiKey
 from omlx_producer.bulk.plan import Seen, plan_rows
 from omlx_producer.bulk.records import Record, read_records
 from omlx_producer.bulk.row import BadRow, Row, place_of
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.bulk.store import Store
 from omlx_producer.client.models import read_models
-from omlx_producer.wire import GenerationRequest, Metadata, Remedy, RequestPart
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.wire import Metadata, Remedy, RequestPart
+from omlx_producer.wire.request import CompletionWindow, seconds_of
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 100
@@ -30,97 +34,84 @@ class NewBatch(RequestPart):
 
     input_file_id: Annotated[str, Remedy("the id of a file")]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
-    completion_window: Annotated[str, Remedy("'24h'")]
+    completion_window: CompletionWindow
     metadata: Metadata | None = None
 
     def fields(self, owner: str | None) -> dict[str, Any]:
-        """What it adds to the hash of its batch.
-
-        Raises:
-            InvalidRequest: if the completion window is none.
-        """
-        asked = {"model": "x", "prompt": "x", "completion_window": self.completion_window}
-        seconds = GenerationRequest.parse(asked).window_seconds or 0
+        """What it adds to the hash of its batch."""
         fields = self.model_dump(exclude_none=True) | owner_field(owner)
         if self.metadata is not None:
             fields["metadata"] = json.dumps(self.metadata)
-        return fields | {"expires_at": time.time() + seconds}
+        return fields | {"expires_at": time.time() + seconds_of(self.completion_window)}
 
 
-class BatchInput:
-    """The rows of an input, checked as those of the command line are.
+class WrongInput(Exception):
+    """What is wrong with an input: entries of a batch's ``errors``."""
 
-    Args:
-        window: the completion window of rows without one.
-        endpoint: of all rows.
-        owner: of the batch, see `owner_of`.
+    def __init__(self, errors: list[dict[str, Any]]) -> None:
+        super().__init__(errors)
+        self.errors = errors
 
-    Raises:
-        InvalidRequest: if no worker has announced a model.
+
+def read_rows(
+    connection: Redis, content: IO[bytes], new: NewBatch, key: ApiKey | None
+) -> Iterator[Row]:
+    """The rows of an input up to the first wrong one, checked as those of the command line are.
+
+    Raises, while iterating:
+        WrongInput: after the last row, with at most `MAX_ERRORS` wrong ones.
     """
-
-    def __init__(
-        self, connection: Redis, content: IO[bytes], window: str, endpoint: str, owner: str | None
-    ) -> None:
-        shape = Shape(sampling={"completion_window": window})
-        self._maker = RowMaker("jsonl", shape, read_models(connection))
-        self._content = content
-        self._endpoint = endpoint
-        self._owner = owner
-
-    @contextlib.contextmanager
-    def rows(self) -> Iterator[Iterator[Row | BadRow]]:
-        """Its rows, in order."""
-        self._content.seek(0)
+    errors, count = list[dict[str, Any]](), 0
+    shape = Shape(sampling={"completion_window": new.completion_window})
+    content.seek(0)
+    try:
+        maker = RowMaker("jsonl", shape, read_models(connection))
         with contextlib.closing(Store()) as store:
-            records = map(self._checked, read_records(self._content, "jsonl"))
-            yield plan_rows(map(self._made, records), store, Seen())
-
-    def errors(self, models: Collection[str] | None) -> list[dict[str, Any]]:
-        """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows.
-
-        Args:
-            models: that its rows may use; None for all.
-        """
-        errors, count = list[dict[str, Any]](), 0
-        with self.rows() as rows:
-            for row in itertools.islice(rows, MAX_ROWS + 1):
+            records = (_checked(each, new.endpoint) for each in read_records(content, "jsonl"))
+            rows = (_salted(maker.make(record), key) for record in records)
+            for row in itertools.islice(plan_rows(rows, store, Seen()), MAX_ROWS + 1):
                 count += 1
                 if len(errors) == MAX_ERRORS:
                     continue
                 if isinstance(row, BadRow):
                     errors.append(batch_error(row.code, row.reason, row.line, row.field))
-                elif models is not None and row.request.model not in models:
+                elif key and not key.may_use(row.request.model):
                     message = f"{place_of(row.line, row.custom_id)}: model: got "
                     message += f"{row.request.model!r}; this API key may use "
-                    message += ", ".join(models)
+                    message += ", ".join(key.models or ())
                     errors.append(batch_error("model_not_allowed", message, row.line, "model"))
-        if count > MAX_ROWS:
-            message = f"the input has more than {MAX_ROWS} rows; split it"
-            errors.insert(0, batch_error("too_many_rows", message))
-        if not count:
-            errors.append(batch_error("empty_file", "the input has no rows; give a line for each"))
-        return errors
+                elif not errors:
+                    yield row
+    except InvalidRequest as error:
+        raise WrongInput([batch_error("invalid_request", api_error(error).message)]) from None
+    if count > MAX_ROWS:
+        message = f"the input has more than {MAX_ROWS} rows; split it"
+        errors.insert(0, batch_error("too_many_rows", message))
+    if not count:
+        errors.append(batch_error("empty_file", "the input has no rows; give a line for each"))
+    if errors:
+        raise WrongInput(errors)
 
-    def _made(self, record: Record) -> Row | BadRow:
-        """The row of a record, with the salt of the batch's owner."""
-        row = self._maker.make(record)
-        if isinstance(row, BadRow):
-            return row
-        salt = own_salt(self._owner, row.request.cache_salt)
-        return replace(row, request=row.request.model_copy(update={"cache_salt": salt}))
 
-    def _checked(self, record: Record) -> Record:
-        """A record, which has a problem if its endpoint is not the batch's."""
-        if not isinstance(record.value, dict):
-            return record
-        url = record.value.get("url")
-        if url != self._endpoint:
-            problem = f"url: got {url!a:.80}; give the endpoint of the batch, {self._endpoint}"
-            return replace(record, value=None, problem=problem)
-        if "body" not in record.value:
-            return replace(record, value=None, problem="body: missing; give a JSON object")
+def _salted(row: Row | BadRow, key: ApiKey | None) -> Row | BadRow:
+    """A row with the salt of the batch's owner."""
+    if key is None or isinstance(row, BadRow):
+        return row
+    salt = own_salt(key.sha256, row.request.cache_salt)
+    return replace(row, request=row.request.model_copy(update={"cache_salt": salt}))
+
+
+def _checked(record: Record, endpoint: str) -> Record:
+    """A record, which has a problem if its endpoint is not the batch's."""
+    if not isinstance(record.value, dict):
         return record
+    url = record.value.get("url")
+    if url != endpoint:
+        problem = f"url: got {url!a:.80}; give the endpoint of the batch, {endpoint}"
+        return replace(record, value=None, problem=problem)
+    if "body" not in record.value:
+        return replace(record, value=None, problem="body: missing; give a JSON object")
+    return record
 
 
 def batch_error(

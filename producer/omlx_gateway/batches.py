@@ -23,15 +23,16 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from omlx_gateway.access import is_own, key_of, owner_of
-from omlx_gateway.batch_input import BatchInput, NewBatch, batch_error
-from omlx_gateway.errors import RETRY_SECONDS, ApiError, api_error
+from omlx_gateway.batch_input import NewBatch, WrongInput, batch_error, read_rows
+from omlx_gateway.errors import RETRY_SECONDS, ApiError
 from omlx_gateway.files import PURPOSE, FileStore
 from omlx_gateway.gateway import Gateway
+from omlx_gateway.keys import ApiKey
 from omlx_gateway.outputs import OutputFile, output_ids
 from omlx_gateway.pages import BATCHES_INDEX, FILES_INDEX, forget_gone, ids_of, index_entry, page_of
 from omlx_gateway.quotas import require_fewer, require_rows
 from omlx_producer.bulk.batch import Batch, BatchState, read_batches
-from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult
+from omlx_producer.errors import JobCancelled, MalformedResult
 
 _ID = re.compile(r"batch_[0-9a-f]{12}")
 _TIMES = (
@@ -46,17 +47,11 @@ def find(connection: Redis, batch_id: str, owner: str | None) -> tuple[Batch, di
     Raises:
         ApiError: 404.
     """
-    known = _ID.fullmatch(batch_id)
-    batch = _batch(connection, batch_id)
-    raw: Any = connection.hgetall(batch.key) if known else {}
-    found = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
-    if "created_at" not in found or "input_file_id" not in found or not is_own(found, owner):
+    batch = Batch(connection, batch_id)
+    found = batch.fields() if _ID.fullmatch(batch_id) else {}
+    if "input_file_id" not in found or not is_own(found, owner):
         raise ApiError(404, f"no batch has the id {batch_id!r:.80}; check the id", param="id")
     return batch, found
-
-
-def _batch(connection: Redis, batch_id: str) -> Batch:
-    return Batch.of_run(connection, batch_id.removeprefix("batch_"))
 
 
 def _document(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
@@ -83,7 +78,7 @@ def _read(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
         times["cancelling_at"] = int(float(found["cancelling_at"]))
     if state.ended_at is not None:
         times[f"{status}_at"] = times["finalizing_at"] = int(state.ended_at)
-    output, error = output_ids(batch)
+    output, error = output_ids(batch.run)
     errors = json.loads(found.get("errors", "[]"))
     return {
         "id": f"batch_{batch.run}",
@@ -114,14 +109,16 @@ async def create(request: Request) -> JSONResponse:
 
 
 def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    connection, key, owner = Gateway.of(request).blocking, key_of(request), owner_of(request)
-    new = NewBatch.parse(body)
-    batch, fields = _batch_of(request), new.fields(owner)
+    gateway, key, owner = Gateway.of(request), key_of(request), owner_of(request)
+    connection, new = gateway.blocking, NewBatch.parse(body)
+    batch = _batch_of(connection, owner, request.headers.get("idempotency-key"))
+    fields = new.fields(owner)
     state = connection.hget(batch.key, "state")
     if state and not _was_cut_off(batch, str_if_bytes(state)):
         return _known(batch, fields, owner)
-    with _open_input(request, new.input_file_id) as content:
-        left = _require_quota(request, content, batch)
+    store = FileStore(connection, gateway.contents, owner)
+    with _open_input(store, new.input_file_id) as content:
+        left = _require_quota(gateway, key, owner, content, batch)
         begun = batch.begin(fields | {"left": left})
         if not begun:
             return _known(batch, fields, owner)
@@ -130,20 +127,14 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         if batch_id not in ids_of(connection, BATCHES_INDEX, owner):
             with connection.pipeline() as pipe:
                 pipe.zadd(BATCHES_INDEX, {index_entry(owner, now, batch_id): 0})
-                for output in output_ids(batch):
+                for output in output_ids(batch.run):
                     pipe.zadd(FILES_INDEX, {index_entry(owner, now, output): 0})
                 pipe.execute()
-        with batch.kept():
-            try:
-                source = BatchInput(connection, content, new.completion_window, new.endpoint, owner)
-                errors = source.errors(None if key is None else key.models)
-            except InvalidRequest as error:
-                errors = [batch_error("invalid_request", api_error(error).message)]
-        if errors:
-            batch.fail(begun, json.dumps(errors))
-        else:
-            with source.rows() as rows, contextlib.suppress(JobCancelled):
-                batch.upload(rows, begun)
+        try:
+            with contextlib.suppress(JobCancelled):
+                batch.upload(read_rows(connection, content, new, key), begun)
+        except WrongInput as error:
+            batch.fail(begun, json.dumps(error.errors))
     return _document(*find(connection, batch_id, owner))
 
 
@@ -152,14 +143,15 @@ def _was_cut_off(batch: Batch, state: str) -> bool:
     return state == "uploading" and not batch.is_kept()
 
 
-def _require_quota(request: Request, content: IO[bytes], batch: Batch) -> int:
+def _require_quota(
+    gateway: Gateway, key: ApiKey | None, owner: str | None, content: IO[bytes], batch: Batch
+) -> int:
     """Count the rows of an input; returns their number.
 
     Raises:
         ApiError: 429 if its key may not send so many, or has too many that wait.
     """
-    gateway = Gateway.of(request)
-    ids = ids_of(gateway.blocking, BATCHES_INDEX, owner_of(request))
+    ids = ids_of(gateway.blocking, BATCHES_INDEX, owner)
     states = read_batches(gateway.blocking, (each.removeprefix("batch_") for each in ids))
     waiting = (
         state.left
@@ -168,18 +160,16 @@ def _require_quota(request: Request, content: IO[bytes], batch: Batch) -> int:
     )
     require_fewer(gateway, sum(waiting))
     rows = sum(not line.isspace() for line in content)
-    require_rows(gateway.blocking, key_of(request), batch.run, rows)
+    require_rows(gateway.blocking, key, batch.run, rows)
     return rows
 
 
-def _open_input(request: Request, file_id: str) -> IO[bytes]:
+def _open_input(store: FileStore, file_id: str) -> IO[bytes]:
     """The content of an input.
 
     Raises:
         ApiError: 400.
     """
-    gateway = Gateway.of(request)
-    store = FileStore(gateway.blocking, gateway.contents, owner_of(request))
     try:
         file = store.find(file_id)
         if file["purpose"] == PURPOSE:
@@ -190,11 +180,11 @@ def _open_input(request: Request, file_id: str) -> IO[bytes]:
     raise ApiError(400, f"input_file_id: {problem}", param="input_file_id")
 
 
-def _batch_of(request: Request) -> Batch:
-    """A new batch; the same one for the same ``Idempotency-Key`` of an API key."""
-    given = request.headers.get("idempotency-key", secrets.token_hex())
-    digest = hashlib.sha256(f"{owner_of(request)}:{given}".encode()).hexdigest()
-    return Batch.of_run(Gateway.of(request).blocking, digest[:12])
+def _batch_of(connection: Redis, owner: str | None, key: str | None) -> Batch:
+    """A new batch; the same one for the same ``Idempotency-Key`` of an owner."""
+    given = secrets.token_hex() if key is None else key
+    digest = hashlib.sha256(f"{owner}:{given}".encode()).hexdigest()
+    return Batch.of_run(connection, digest[:12])
 
 
 def _known(batch: Batch, fields: dict[str, Any], owner: str | None) -> dict[str, Any]:
@@ -253,7 +243,7 @@ def shrink_indexes(connection: Redis) -> None:
         return output.batch.key if output else FileStore.record_key(file_id)
 
     forget_gone(connection, FILES_INDEX, record_key)
-    forget_gone(connection, BATCHES_INDEX, lambda batch_id: _batch(connection, batch_id).key)
+    forget_gone(connection, BATCHES_INDEX, lambda batch_id: Batch(connection, batch_id).key)
 
 
 routes = [

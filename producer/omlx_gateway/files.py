@@ -81,17 +81,14 @@ class FileStore:
             undo.pop_all()
         return {"id": file_id, **record}
 
-    def read(self, file_id: str) -> dict[str, str] | None:
-        """The record of a file of any owner; None if there is none.
-
-        It is empty for the output file of a batch that has written none yet.
-        """
+    def read(self, file_id: str) -> dict[str, str]:
+        """The record of a file of any owner; empty if there is none."""
         if output := OutputFile.of(self.connection, file_id):
             with contextlib.suppress(UnknownJob):
                 return output.record()
-            return None
+            return {}
         found: Any = self.connection.hgetall(file_key(file_id)) if _ID.fullmatch(file_id) else {}
-        return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()} or None
+        return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
 
     def find(self, file_id: str) -> dict[str, str]:
         """The record of a file of this owner.

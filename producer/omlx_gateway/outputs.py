@@ -9,21 +9,19 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from redis import Redis
-from redis.utils import str_if_bytes
 
-from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.batch import Batch, BatchState
 from omlx_producer.errors import UnknownJob
 from omlx_producer.wire.keys import KEEP_SECONDS
 
 _ID = re.compile(r"file-([0-9a-f]{12})0{11}([01])")
 
 
-def output_ids(batch: Batch) -> tuple[str, str]:
+def output_ids(run: str) -> tuple[str, str]:
     """The ids of a batch's output file and of its error file."""
-    return f"file-{batch.run}{0:012}", f"file-{batch.run}{1:012}"
+    return f"file-{run}{0:012}", f"file-{run}{1:012}"
 
 
 @dataclass(frozen=True)
@@ -44,27 +42,26 @@ class OutputFile:
         return "error" if self.errors else "output"
 
     def record(self) -> dict[str, str]:
-        """What the record of an upload says; empty until the batch is over, or if it has no lines.
+        """What the record of an upload says; empty until the batch is over, if it has no lines, was
+        deleted or has expired.
 
         Raises:
-            UnknownJob: if the batch has expired, or the file was deleted.
+            UnknownJob: if results of it are missing.
         """
-        state = self.batch.read(broken=True)
-        names = ("owner", f"{self._kind}_bytes", f"{self._kind}_deleted")
-        stored: Any = self.batch.connection.hmget(self.batch.key, names)
-        owner, size, deleted = (each and str_if_bytes(each) for each in stored)
-        if deleted:
-            raise UnknownJob(f"the {self._kind} file of {self.batch.id} was deleted")
+        found = self.batch.fields()
+        if not found or f"{self._kind}_deleted" in found:
+            return {}
+        state = BatchState.of_any(self.batch.id, found)
         if not state.over or not (state.errors if self.errors else state.ok):
             return {}
         ended = int(state.ended_at or 0)
         return {
             "filename": f"batch_{self.batch.run}_{self._kind}.jsonl",
-            "bytes": size or self._count(),
+            "bytes": found.get(f"{self._kind}_bytes") or self._count(),
             "purpose": "batch_output",
             "created_at": str(ended),
             "expires_at": str(ended + KEEP_SECONDS),
-        } | ({"owner": owner} if owner else {})
+        } | ({"owner": found["owner"]} if "owner" in found else {})
 
     def lines(self) -> Iterator[bytes]:
         """Its lines, in the order of the input.

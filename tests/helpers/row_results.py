@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,17 @@ from omlx_producer.bulk.store import Store, run_path
 from omlx_producer.wire import GenerationRequest
 
 
-def body(text: str = "text") -> dict[str, Any]:
+def body(text: str = "text", ends: Sequence[str] = ("stop",)) -> dict[str, Any]:
+    """A response with a choice for each end."""
     return {
         "id": "cmpl-1",
         "object": "text_completion",
         "created": 1,
         "model": "m",
-        "choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}],
+        "choices": [
+            {"index": index, "text": text, "finish_reason": end, "logprobs": None}
+            for index, end in enumerate(ends)
+        ],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
     }
 
@@ -29,8 +34,11 @@ def row(custom_id: str, line: int = 1, prompt: str = "p") -> Row:
     return Row(custom_id, line, request, digest_of(custom_id, request.to_wire()))
 
 
-def ok(custom_id: str, line: int = 1, prompt: str = "p") -> RowResult:
-    return RowResult(row(custom_id, line, prompt), "bulk-1-1", body=body(f"text of {custom_id}"))
+def ok(
+    custom_id: str, line: int = 1, prompt: str = "p", ends: Sequence[str] = ("stop",)
+) -> RowResult:
+    response = body(f"text of {custom_id}", ends)
+    return RowResult(row(custom_id, line, prompt), "bulk-1-1", body=response)
 
 
 def failed(custom_id: str, line: int = 1) -> RowResult:

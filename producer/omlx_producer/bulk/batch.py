@@ -216,20 +216,25 @@ class Batch:
             batch with this id, which stays as it is. Only a killed upload is replaced.
         """
         now = str(server_time(self.connection))
-        args: list[Any] = [self.run, now, UPLOAD_SECONDS, ALIVE_SECONDS]
+        args: list[Any] = [now, UPLOAD_SECONDS, ALIVE_SECONDS]
         usual = {WIRE_FIELD: WIRE_VERSION, "priority": "bulk", "job_timeout": JOB_SECONDS}
         for each in (usual | dict(fields)).items():
             args += each
-        return now if load(self.connection, "begin")(args=args) else ""
+        return now if self._script("begin", *args) else ""
 
     def fail(self, begun: str, errors: str) -> None:
-        """End a batch that is not uploaded, for its input is wrong.
+        """End a batch whose input is wrong, before its upload has ended.
 
         Args:
             begun: when it was made, see `begin`.
             errors: what is wrong with it, as JSON.
         """
-        load(self.connection, "open")(args=[self.run, begun, 0, errors])
+        self._script("open", begun, 0, errors)
+
+    def _script(self, name: str, *args: Any) -> Any:
+        """The answer of a script about this batch."""
+        with_run = (self.run, *args)
+        return load(self.connection, name)(args=with_run)
 
     @property
     def run(self) -> str:
@@ -276,14 +281,13 @@ class Batch:
         stored: Any = self.connection.hmget(self.key, "priority", "created_at")
         priority: Any = str_if_bytes(stored[0] or "bulk")
         created_at = begun or str_if_bytes(stored[1] or "")
-        with self.kept(queues):
+        with self._kept(queues):
             for entries in _in_chunks(rows):
                 for _, row in entries:
                     if isinstance(row, Row):
                         queues[queue_name(row.request.model, priority)] = None
                 count = self._write(entries, count, priority, queues, created_at)
-        args = [self.run, created_at, count, "", *queues]
-        self._require_uploaded(load(self.connection, "open")(args=args))
+        self._require_uploaded(self._script("open", created_at, count, "", *queues))
         self._ring(queues, count)
         return count
 
@@ -306,7 +310,7 @@ class Batch:
             raise JobCancelled(self.id, "the batch was cancelled during its upload")
 
     @contextlib.contextmanager
-    def kept(self, queues: Iterable[str] = ()) -> Iterator[None]:
+    def _kept(self, queues: Iterable[str]) -> Iterator[None]:
         """Keep the upload from expiring, from its own thread: reading a row from a pipe may block
         for hours."""
         over = threading.Event()
@@ -387,7 +391,7 @@ class Batch:
         settings: dict[str, Any] = {"state": "open", "home": 1, WIRE_FIELD: WIRE_VERSION}
         settings |= {"priority": priority, "job_timeout": job_timeout}
         fields = [part for field in settings.items() for part in field]
-        by = load(self.connection, "open_run")(args=[self.run, int(not again), *fields])
+        by = self._script("open_run", int(not again), *fields)
         return str_if_bytes(by or "")
 
     def cancelled_by(self) -> str:
@@ -405,7 +409,7 @@ class Batch:
             queues[queue] = None
             asked.add(queue)
             args += [queue, row.digest, _packed(row.digest, row, now)]
-        if load(self.connection, "enter")(args=[self.run, " ".join(queues), *args]):
+        if self._script("enter", " ".join(queues), *args):
             self._ring(asked, len(rows))
 
     def end_run(self) -> None:
@@ -415,8 +419,7 @@ class Batch:
     def withdraw(self) -> list[str]:
         """Take out the rows of a run that do not run; returns their names."""
         queues = str_if_bytes(self.connection.hget(self.key, "queues") or "").split()
-        names = load(self.connection, "withdraw")(args=[self.run, *queues])
-        return [str_if_bytes(name) for name in names]
+        return [str_if_bytes(name) for name in self._script("withdraw", *queues)]
 
     def known(self) -> set[str]:
         """The rows of a run in the batch."""
@@ -516,6 +519,11 @@ class Batch:
             pipe.unlink(self.results_key)
             pipe.execute()
 
+    def fields(self) -> dict[str, str]:
+        """Its hash; empty if it does not exist."""
+        found = _decoded(self.connection.hgetall(self.key)) if is_batch_id(self.id) else {}
+        return found if "created_at" in found else {}
+
     def read(self, *, broken: bool = False) -> BatchState:
         """Read the state of the batch.
 
@@ -526,8 +534,8 @@ class Batch:
             UnknownJob: if it does not exist.
             MalformedResult: if a field of its hash is missing or broken.
         """
-        found = _decoded(self.connection.hgetall(self.key)) if is_batch_id(self.id) else {}
-        if "created_at" not in found:
+        found = self.fields()
+        if not found:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
         return (BatchState.of_any if broken else BatchState.of)(self.id, found)
 
@@ -538,7 +546,7 @@ class Batch:
         command of a run ends as if it was interrupted. Returns False if it is over already.
         """
         queues = self.read(broken=True).queues
-        found = load(self.connection, "cancel")(args=[self.run, _this_user(), *queues])
+        found = self._script("cancel", _this_user(), *queues)
         if found is None:
             return False
         of_run, running = found

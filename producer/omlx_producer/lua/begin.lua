@@ -15,9 +15,7 @@ if created then
   local alive = redis.call('TTL', key) > ARGV[3] - ARGV[4]
   if state ~= 'uploading' or alive then return 0 end
 end
-for queue in string.gmatch(queues or '', '%S+') do
-  redis.call('DEL', batch_waiting_key(run, queue))
-end
+drop_waiting(run, queues)
 redis.call('DEL', key, batch_results_key(run))
 redis.call('HSET', key, 'state', 'uploading', 'created_at', ARGV[2], unpack(ARGV, 5))
 redis.call('EXPIRE', key, ARGV[3])

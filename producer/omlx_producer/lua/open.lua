@@ -1,4 +1,4 @@
--- Open a batch to workers, with its upload, or end it, for its input is wrong.
+-- Open a batch to workers, with its upload, or end it without its rows, for its input is wrong.
 --
 -- ARGV[1]    run
 -- ARGV[2]    when it was made: another upload with this id has another time
@@ -9,11 +9,13 @@
 -- Returns the state of the batch; false if it has expired, or was replaced.
 
 local run, key = ARGV[1], batch_key(ARGV[1])
-local created, state = unpack(redis.call('HMGET', key, 'created_at', 'state'))
+local created, state, queues = unpack(redis.call('HMGET', key, 'created_at', 'state', 'queues'))
 if created ~= ARGV[2] then return false end
 if state ~= 'uploading' then return state end
 local time, waiting = number(now()), 0
 if ARGV[4] ~= '' then
+  drop_waiting(run, queues)
+  redis.call('HDEL', key, 'rows', 'queues')
   redis.call('HSET', key, 'state', 'failed', 'errors', ARGV[4], 'ended_at', time)
   redis.call('EXPIRE', key, KEEP_SECONDS)
   return 'failed'

@@ -131,6 +131,13 @@ local function put_back_dead(queue, job, execution)
   return true
 end
 
+-- Drop the rows of a batch that wait in these queues, with spaces between them.
+local function drop_waiting(run, queues)
+  for queue in string.gmatch(queues or '', '%S+') do
+    redis.call('DEL', batch_waiting_key(run, queue))
+  end
+end
+
 local function batch_parts(run)
   return {batch_key(run), batch_rows_key(run), batch_results_key(run), batch_ended_key(run)}
 end

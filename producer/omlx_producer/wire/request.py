@@ -49,6 +49,11 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+CompletionWindow = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$"),
+    Remedy('a time such as "24h", "90m" or "30s"'),
+]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
@@ -249,10 +254,9 @@ class GenerationRequest(RequestPart):
     chat_template_kwargs: Annotated[
         dict[str, JsonValue] | None, Remedy('a JSON object such as {"enable_thinking": false}')
     ] = Field(default=None, description="Variables of the chat template.")
-    completion_window: Annotated[
-        Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None,
-        Remedy('a time such as "24h", "90m" or "30s"'),
-    ] = Field(default=None, description="Fail if not finished in this time, as in 24h or 90m.")
+    completion_window: CompletionWindow | None = Field(
+        default=None, description="Fail if not finished in this time, as in 24h or 90m."
+    )
     responses: Annotated[
         ResponseEcho | None, Remedy("what a request to /v1/responses leaves in its chat")
     ] = None
@@ -463,10 +467,7 @@ class GenerationRequest(RequestPart):
     @property
     def window_seconds(self) -> float | None:
         """``completion_window`` in seconds."""
-        if self.completion_window is None:
-            return None
-        unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}[self.completion_window[-1]]
-        return float(self.completion_window[:-1]) * unit
+        return None if self.completion_window is None else seconds_of(self.completion_window)
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form, without fields at their defaults."""
@@ -476,6 +477,11 @@ class GenerationRequest(RequestPart):
         """The ``data`` of its job."""
         call: list[Any] = [JOB_FUNCTION, None, [], {"request": self.to_wire()}]
         return zlib.compress(json.dumps(call).encode())
+
+
+def seconds_of(window: str) -> float:
+    """A completion window in seconds."""
+    return float(window[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[window[-1]]
 
 
 def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:

@@ -112,9 +112,7 @@ def test_a_batch_runs_from_its_upload_to_its_output(client: OpenAI, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("known_model")
-def test_a_wrong_input_fails_with_the_numbers_of_its_lines(
-    client: OpenAI, connection: Redis
-) -> None:
+def test_a_wrong_input_fails_with_the_numbers_of_its_lines(client: OpenAI) -> None:
     wrong = [
         line("a"),
         line("a"),
@@ -135,6 +133,19 @@ def test_a_wrong_input_fails_with_the_numbers_of_its_lines(
     for error, word in zip(failed.errors.data, words, strict=True):
         assert word in (error.message or "")
     assert [error.param for error in failed.errors.data[2:4]] == ["temperature", "model"]
+
+
+@pytest.mark.usefixtures("known_model")
+def test_no_row_stays_of_a_batch_whose_last_row_is_wrong(
+    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_batch, "BUFFER_ROWS", 1)
+    failed = begin(client, line("a"), line("b"), line("c", body={"temperature": 9}), line("d"))
+    assert failed.status == "failed"
+    assert failed.errors
+    assert [error.line for error in failed.errors.data or ()] == [3]
+    assert failed.request_counts
+    assert failed.request_counts.total == 0
     assert not connection.keys("omlx:batch:*:*")
 
 

@@ -190,13 +190,10 @@ def test_the_figures_of_a_batch_are_those_of_its_own_time() -> None:
 
 
 def test_rows_that_were_cut_by_length_are_counted_and_told() -> None:
-    meter, cut = Meter(), ok("a")
-    assert cut.body
+    meter = Meter()
     meter.count([ok("b")])
     assert "cut" not in summary_text(meter.summary())
-    cut.body["choices"] *= 2
-    cut.body["choices"][1] = cut.body["choices"][1] | {"finish_reason": "length"}
-    meter.count([cut])
+    meter.count([ok("a", ends=("stop", "length"))])
     assert meter.snapshot()["cut_by_length"] == meter.summary()["cut_by_length"] == 1
     assert "\n1 row cut by length; give them more tokens with --max-" in summary_text(
         meter.summary()
@@ -204,10 +201,8 @@ def test_rows_that_were_cut_by_length_are_counted_and_told() -> None:
 
 
 def test_rows_that_ended_because_they_repeated_themselves_are_counted_and_told() -> None:
-    meter, loop = Meter(), ok("a")
-    assert loop.body
-    loop.body["choices"][0]["finish_reason"] = "repetition"
-    meter.count([loop, ok("b")])
+    meter = Meter()
+    meter.count([ok("a", ends=["repetition"]), ok("b")])
     end = meter.summary()
     assert (end["ok"], end["cut_by_length"], end["cut_by_repetition"]) == (2, 0, 1)
     assert "\n1 row cut by repetition; give a temperature, " in summary_text(meter.summary())

@@ -203,10 +203,7 @@ def test_failures_are_counted_by_code(tmp_path: Path) -> None:
 
 def test_the_figures_of_an_output_are_those_of_all_its_runs(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    cut = ok("b")
-    assert cut.body
-    cut.body["choices"][0]["finish_reason"] = "length"
-    write(out, ok("a"), cut, failed("c")).close()
+    write(out, ok("a"), ok("b", ends=["length"]), failed("c")).close()
     with contextlib.closing(write(out, ok("d"))) as store:
         assert store.totals() == (3, 1, 1, 0, 3, 6)
 
@@ -395,7 +392,8 @@ def test_a_full_disk_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def run() -> None:
         with Output.open(out) as output:
             output.commit([ok("a")])
-            output._results._stream = Full(output._results._stream)  # type: ignore[assignment]
+            results = output._files["results"]
+            results._stream = Full(results._stream)  # type: ignore[assignment]
             output.commit([ok("b")])
 
     with pytest.raises(OSError, match="No space left") as caught:
