@@ -21,9 +21,14 @@ from omlx_producer.bulk.row import BadRow, Row, place_of
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.bulk.store import Store
 from omlx_producer.client.models import read_models
-from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire import Metadata, Remedy, RequestPart
-from omlx_producer.wire.request import CompletionWindow, seconds_of
+from omlx_producer.wire import (
+    CompletionWindow,
+    InvalidRequest,
+    Metadata,
+    Remedy,
+    RequestPart,
+    seconds_of,
+)
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 100

@@ -27,7 +27,6 @@ from omlx_gateway.batch_input import NewBatch, WrongInput, batch_error, read_row
 from omlx_gateway.errors import RETRY_SECONDS, ApiError
 from omlx_gateway.files import PURPOSE, FileStore
 from omlx_gateway.gateway import Gateway
-from omlx_gateway.keys import ApiKey
 from omlx_gateway.outputs import OutputFile, output_ids
 from omlx_gateway.pages import BATCHES_INDEX, FILES_INDEX, forget_gone, ids_of, index_entry, page_of
 from omlx_gateway.quotas import require_fewer, require_rows
@@ -69,6 +68,7 @@ def _document(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
 
 
 def _read(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
+    output, error = output_ids(batch.run)
     state = BatchState.of(batch.id, found)
     status = state.status
     times = dict[str, int | None].fromkeys(_TIMES)
@@ -78,7 +78,6 @@ def _read(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
         times["cancelling_at"] = int(float(found["cancelling_at"]))
     if state.ended_at is not None:
         times[f"{status}_at"] = times["finalizing_at"] = int(state.ended_at)
-    output, error = output_ids(batch.run)
     errors = json.loads(found.get("errors", "[]"))
     return {
         "id": f"batch_{batch.run}",
@@ -117,14 +116,17 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     if state and not _was_cut_off(batch, str_if_bytes(state)):
         return _known(batch, fields, owner)
     store = FileStore(connection, gateway.contents, owner)
+    known = list(ids_of(connection, BATCHES_INDEX, owner))
     with _open_input(store, new.input_file_id) as content:
-        left = _require_quota(gateway, key, owner, content, batch)
-        begun = batch.begin(fields | {"left": left})
+        _require_room(gateway, known)
+        rows = sum(not line.isspace() for line in content)
+        require_rows(connection, key, batch.run, rows)
+        begun = batch.begin(fields | {"left": rows})
         if not begun:
             return _known(batch, fields, owner)
         batch_id, now = f"batch_{batch.run}", time.time()
         # A killed upload that is replaced has its entries already.
-        if batch_id not in ids_of(connection, BATCHES_INDEX, owner):
+        if batch_id not in known:
             with connection.pipeline() as pipe:
                 pipe.zadd(BATCHES_INDEX, {index_entry(owner, now, batch_id): 0})
                 for output in output_ids(batch.run):
@@ -143,25 +145,20 @@ def _was_cut_off(batch: Batch, state: str) -> bool:
     return state == "uploading" and not batch.is_kept()
 
 
-def _require_quota(
-    gateway: Gateway, key: ApiKey | None, owner: str | None, content: IO[bytes], batch: Batch
-) -> int:
-    """Count the rows of an input; returns their number.
+def _require_room(gateway: Gateway, batch_ids: list[str]) -> None:
+    """Refuse a batch while too many prompts of its owner's batches wait.
 
     Raises:
-        ApiError: 429 if its key may not send so many, or has too many that wait.
+        ApiError: 429.
     """
-    ids = ids_of(gateway.blocking, BATCHES_INDEX, owner)
-    states = read_batches(gateway.blocking, (each.removeprefix("batch_") for each in ids))
+    connection = gateway.blocking
+    states = read_batches(connection, [each.removeprefix("batch_") for each in batch_ids])
     waiting = (
         state.left
         for state in states
-        if not (state.over or _was_cut_off(Batch(gateway.blocking, state.id), state.state))
+        if not (state.over or _was_cut_off(Batch(connection, state.id), state.state))
     )
     require_fewer(gateway, sum(waiting))
-    rows = sum(not line.isspace() for line in content)
-    require_rows(gateway.blocking, key, batch.run, rows)
-    return rows
 
 
 def _open_input(store: FileStore, file_id: str) -> IO[bytes]:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from redis import Redis
 
@@ -26,20 +27,18 @@ def output_ids(run: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that a batch writes: its rows that failed, or those with a response."""
+    """A file that a batch writes: its rows with a response, or those that failed."""
 
     batch: Batch
-    errors: bool
+    kind: Literal["output", "error"]
 
     @classmethod
     def of(cls, connection: Redis, file_id: str) -> OutputFile | None:
         """The file with this id; None if it is not one of a batch."""
         found = _ID.fullmatch(file_id)
-        return cls(Batch.of_run(connection, found[1]), found[2] == "1") if found else None
-
-    @property
-    def _kind(self) -> str:
-        return "error" if self.errors else "output"
+        if found is None:
+            return None
+        return cls(Batch.of_run(connection, found[1]), "error" if found[2] == "1" else "output")
 
     def record(self) -> dict[str, str]:
         """What the record of an upload says; empty until the batch is over, if it has no lines, was
@@ -49,15 +48,15 @@ class OutputFile:
             UnknownJob: if results of it are missing.
         """
         found = self.batch.fields()
-        if not found or f"{self._kind}_deleted" in found:
+        if not found or f"{self.kind}_deleted" in found:
             return {}
         state = BatchState.of_any(self.batch.id, found)
-        if not state.over or not (state.errors if self.errors else state.ok):
+        if not state.over or not (state.ok if self.kind == "output" else state.errors):
             return {}
         ended = int(state.ended_at or 0)
         return {
-            "filename": f"batch_{self.batch.run}_{self._kind}.jsonl",
-            "bytes": found.get(f"{self._kind}_bytes") or self._count(),
+            "filename": f"batch_{self.batch.run}_{self.kind}.jsonl",
+            "bytes": found.get(f"{self.kind}_bytes") or self._count(),
             "purpose": "batch_output",
             "created_at": str(ended),
             "expires_at": str(ended + KEEP_SECONDS),
@@ -73,7 +72,7 @@ class OutputFile:
         state = self.batch.read()
         if self.batch.connection.hlen(self.batch.results_key) < state.ok + state.errors:
             raise UnknownJob(f"results of {self.batch.id} were deleted, or have expired")
-        return (line for line in self.batch.results(state) if is_error(line) == self.errors)
+        return (line for line in self.batch.results(state) if kind_of(line) == self.kind)
 
     def delete(self) -> None:
         """Forget the file. Its lines expire with the batch."""
@@ -87,12 +86,12 @@ class OutputFile:
 
     def _note(self, name: str, value: str) -> None:
         with self.batch.connection.pipeline() as pipe:
-            pipe.hset(self.batch.key, f"{self._kind}_{name}", value)
+            pipe.hset(self.batch.key, f"{self.kind}_{name}", value)
             # It may have expired meanwhile.
             pipe.expire(self.batch.key, KEEP_SECONDS, nx=True)
             pipe.execute()
 
 
-def is_error(line: bytes) -> bool:
-    """Whether an output line is one of a row without a response."""
-    return json.loads(line)["error"] is not None
+def kind_of(line: bytes) -> Literal["output", "error"]:
+    """The file of an output line."""
+    return "output" if json.loads(line)["error"] is None else "error"

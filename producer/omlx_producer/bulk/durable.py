@@ -49,6 +49,14 @@ def replacing(path: Path, *, like: Path | None = None) -> Iterator[IO[bytes]]:
             draft.unlink(missing_ok=True)
 
 
+def make_file(path: Path, *, like: Path | None) -> None:
+    """Make an empty file with the permissions of ``like``; one that exists stays as it is."""
+    if not path.exists():
+        with naming(path), path.open("xb") as stream:
+            copy_mode(like, stream)
+        sync_folder(path.parent)
+
+
 def remove_drafts(path: Path) -> None:
     """Remove what a kill has left of `replacing`. Nobody else may be replacing the file."""
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*{DRAFT}"):

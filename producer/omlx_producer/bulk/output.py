@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.bulk.durable import keep_copy, naming, remove_drafts, replacing, sync_file
+from omlx_producer.bulk.durable import (
+    keep_copy,
+    make_file,
+    naming,
+    remove_drafts,
+    replacing,
+    sync_file,
+)
 from omlx_producer.bulk.records import Record, import_pyarrow, values_of
 from omlx_producer.bulk.row import Row, RowResult, job_of_line, read_line
 from omlx_producer.bulk.store import Copied, Kind, Store, run_path
@@ -119,13 +126,14 @@ class LinesFile:
         self._kind: Kind = kind
         self._store = store
         remove_drafts(path)
-        size = path.stat().st_size if path.exists() else None
+        make_file(path, like=like)
+        size = path.stat().st_size
         if copied is not None and size == copied.size:
             self.lines = copied.lines
         else:
             if copied is not None:
-                self._say_changed(size, copied)
-            self._write(in_input_order=False, like=like)
+                self._say_changed(size)
+            self._write(in_input_order=False)
         self._stream = path.open("ab")
 
     def append(self, lines: Sequence[bytes]) -> None:
@@ -137,7 +145,7 @@ class LinesFile:
 
     def rewrite(self, *, in_input_order: bool) -> None:
         """Atomically replace the file by the lines of the store."""
-        self._write(in_input_order=in_input_order, like=self.path)
+        self._write(in_input_order=in_input_order)
         self._stream.close()
         self._stream = self.path.open("ab")
 
@@ -150,21 +158,21 @@ class LinesFile:
     def close(self) -> None:
         self._stream.close()
 
-    def _write(self, *, in_input_order: bool, like: Path) -> None:
+    def _write(self, *, in_input_order: bool) -> None:
         self._store.copied(None)
-        with replacing(self.path, like=like) as stream:
+        with replacing(self.path) as stream:
             count = 0
             for line in self._store.lines(self._kind, in_input_order=in_input_order):
                 stream.write(line)
                 count += 1
         self.lines = count
 
-    def _say_changed(self, size: int | None, copied: Copied) -> None:
+    def _say_changed(self, size: int) -> None:
         """Name a file that something else has changed; what it holds is kept as a copy."""
         if size:
             (copy,) = keep_copy([self.path])
             write(f"{self.path}: something else has changed it; its copy is {copy}\n", err=True)
-        elif copied.size:
+        else:
             write(
                 f"{self.path}: written again, for its lines are in {run_path(self.path)}; to start "
                 "over, remove that, too\n",

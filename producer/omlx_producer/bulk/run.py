@@ -106,9 +106,7 @@ def run_here(
                     target.store.spent(0)
             target.store.remember(options.settings)
         run = Run(client, options, source, target, only_failures, refused_too, progress, check)
-        finished = run.go(ordered=ordered)
-        failures = target.store.failures(seen=source.whole)
-        return Ended(finished, failures, run.cancelled, run.left)
+        return run.go(ordered=ordered)
 
 
 class Run:
@@ -145,13 +143,7 @@ class Run:
         )
         self._driver.meter.total = source.estimate(store if only_failures else None)
 
-    @property
-    def cancelled(self) -> str:
-        """See `Collector.cancelled`."""
-        return self._driver.collector.cancelled
-
-    @property
-    def left(self) -> str:
+    def _left(self) -> str:
         """See `Ended.left`."""
         rows, waited = self._driver.meter.left, self._driver.collector.waited
         if not rows:
@@ -160,8 +152,8 @@ class Run:
         first = f", the first of them {place_of(row.line, row.custom_id)}" if row else ""
         return left_text(rows) + first
 
-    def go(self, *, ordered: bool) -> bool:
-        """Run all rows and finish the files; False after an interrupt."""
+    def go(self, *, ordered: bool) -> Ended:
+        """Run all rows and finish the files."""
         signals, finished, collector = StopSignals(), False, self._driver.collector
         try:
             with signals.caught():
@@ -177,7 +169,8 @@ class Run:
             raise
         finally:
             self._show_end(finished)
-        return finished
+        failures = self._target.store.failures(seen=self._source.whole)
+        return Ended(finished, failures, collector.cancelled, self._left())
 
     def _finish(self, ordered: bool) -> None:
         source, target = self._source, self._target

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from omlx_producer.bulk.durable import copy_mode
+from omlx_producer.bulk.durable import make_file
 from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
 from omlx_producer.errors import InvalidRequest
 
@@ -122,9 +122,8 @@ class Store:
 
     def __init__(self, path: Path | None = None, *, like: Path | None = None) -> None:
         self._path = path
-        if path is not None and not path.exists():
-            with path.open("xb") as stream:
-                copy_mode(like, stream)
+        if path is not None:
+            make_file(path, like=like)
         with self._errors():
             self._database = sqlite3.connect(path or "", isolation_level=None, timeout=0)
         with contextlib.ExitStack() as opening:

@@ -100,9 +100,11 @@ from omlx_producer.wire.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
+    CompletionWindow,
     GenerationRequest,
     Metadata,
     ReasoningEffort,
+    seconds_of,
     text_fields,
 )
 from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS, RequestPart
@@ -132,6 +134,7 @@ __all__ = [
     "ChoiceDelta",
     "Completion",
     "CompletionTokensDetails",
+    "CompletionWindow",
     "Constraint",
     "DoneEvent",
     "EncodingFormat",
@@ -174,6 +177,7 @@ __all__ = [
     "queue_name",
     "read_queue_name",
     "row_job_id",
+    "seconds_of",
     "text_fields",
     "token_digest",
     "tokens_channel",

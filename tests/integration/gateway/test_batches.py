@@ -272,13 +272,13 @@ def test_an_output_that_cannot_be_completed_breaks_off(
     done = until(client, begin(client, *(line(f"r{n}") for n in range(9))), "completed")
     output = client.files.retrieve(done.output_file_id or "").id
     results = done.id.replace("batch_", "omlx:batch:") + ":results"
-    is_error = outputs.is_error
+    kind_of = outputs.kind_of
 
-    def expiring(line: bytes) -> bool:
+    def expiring(line: bytes) -> str:
         connection.delete(results)
-        return is_error(line)
+        return kind_of(line)
 
-    monkeypatch.setattr(outputs, "is_error", expiring)
+    monkeypatch.setattr(outputs, "kind_of", expiring)
     with pytest.raises(httpx2.RemoteProtocolError):
         httpx2.get(f"{client.base_url}files/{output}/content")
     with pytest.raises(openai.NotFoundError, match="were deleted, or have expired"):
