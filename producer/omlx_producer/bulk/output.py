@@ -21,7 +21,7 @@ from omlx_producer.bulk.durable import (
 from omlx_producer.bulk.records import Record, import_pyarrow, values_of
 from omlx_producer.bulk.row import Row, RowResult, job_of_line, read_line
 from omlx_producer.bulk.store import Copied, Kind, Store, run_path
-from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
+from omlx_producer.bulk.table import PLAIN, TableForm, write_table
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import write
 from omlx_producer.wire import Constraint, row_job_id
@@ -99,6 +99,11 @@ def require_run_output(output: Path, source: str, *, keep: bool, vectors: bool =
                 f"{path}: exists and is of no run of omlx-submit",
                 "give another output, or move it away",
             )
+
+
+def is_table(output: Path) -> bool:
+    """Whether an output is made at the end, from a JSONL beside it."""
+    return output.suffix.lower() in {".csv", ".parquet", ".npy"}
 
 
 def results_path(output: Path) -> Path:

@@ -87,11 +87,6 @@ class TableForm:
 PLAIN = TableForm()
 
 
-def is_table(output: Path) -> bool:
-    """Whether an output is made at the end, from a JSONL beside it."""
-    return output.suffix.lower() in {".csv", ".parquet", ".npy"}
-
-
 def columns_asked(fields: Mapping[str, Any]) -> dict[str, str]:
     """The columns for answers to requests with these fields, with their kinds."""
     form = fields.get("structured_outputs") or {}
