@@ -9,28 +9,21 @@ from collections.abc import Callable, Iterator
 
 
 class StopSignals:
-    """Counts the stop signals of this process.
+    """The stop signals of this process.
 
     Args:
         on_signal: called after each signal, in the signal handler. By default the second signal
             raises KeyboardInterrupt.
 
     Attributes:
+        asked: whether there was one; ``at_once`` whether there was another after it.
         exit_code: 128 + signal after the second signal, else 0.
     """
 
     def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
         self._on_signal = on_signal or self._interrupt
-        self._count = 0
+        self.asked = self.at_once = False
         self.exit_code = 0
-
-    @property
-    def asked(self) -> bool:
-        return self._count > 0
-
-    @property
-    def at_once(self) -> bool:
-        return self._count > 1
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
@@ -47,7 +40,7 @@ class StopSignals:
 
     def receive(self, number: int) -> None:
         """Handle a signal, or a command that means the same."""
-        self._count += 1
+        self.asked, self.at_once = True, self.asked
         if self.at_once:
             self.exit_code = 128 + number
         self._on_signal()
