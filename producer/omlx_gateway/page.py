@@ -20,7 +20,8 @@ from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_producer.bulk.batch import Batch, BatchState, read_batches
 from omlx_producer.client.models import read_models
-from omlx_producer.client.workers import read_rates, server_time
+from omlx_producer.client.workers import read_rates
+from omlx_producer.connection import server_time
 from omlx_producer.figures import ModelFigures, read_figures
 from omlx_producer.operate import pause_model, resume_model
 from omlx_producer.wire.keys import BATCHES_ENDED_KEY, BATCHES_KEY

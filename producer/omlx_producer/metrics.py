@@ -21,8 +21,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from omlx_producer.bulk.batch import BatchState, read_batches
-from omlx_producer.client.workers import Exported, server_time
-from omlx_producer.connection import connect
+from omlx_producer.client.workers import Exported
+from omlx_producer.connection import connect, server_time
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.figures import read_figures
 from omlx_producer.program import port_error

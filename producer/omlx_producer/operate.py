@@ -22,7 +22,7 @@ from rq.registry import (
 from omlx_producer.bulk.batch import Batch, BatchState, is_batch_id, read_batches
 from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
-from omlx_producer.client.workers import server_time
+from omlx_producer.connection import server_time
 from omlx_producer.errors import InvalidRequest, ModelNotFound
 from omlx_producer.figures import date_seconds, queue_key, queued_models, read_figures
 from omlx_producer.lua import load

@@ -13,7 +13,8 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from omlx_producer.client.outcome import results_key
-from omlx_producer.client.workers import WorkerFigures, server_time, write_figures
+from omlx_producer.client.workers import WorkerFigures, write_figures
+from omlx_producer.connection import server_time
 from omlx_producer.wire import (
     GROUP_FIELD,
     MODELS_KEY,

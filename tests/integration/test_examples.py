@@ -16,7 +16,7 @@ from pyarrow import parquet
 from redis import Redis
 
 from omlx_producer import AsyncProducer, Producer
-from omlx_producer.client.workers import server_time
+from omlx_producer.connection import server_time
 from omlx_producer.wire import MODELS_KEY, ModelInfo, tokens_channel
 from tests.helpers.bulk_runs import wait_for_model
 from tests.helpers.fake_worker import FakeWorker

@@ -14,8 +14,8 @@ import redis
 
 from omlx_producer.cli.overview import Fitted
 from omlx_producer.client.outcome import Status
-from omlx_producer.client.workers import server_time
 from omlx_producer.commands.session import open_producer, redis_option
+from omlx_producer.connection import server_time
 from omlx_producer.console import TableConsole
 from omlx_producer.errors import InvalidRequest, UnknownJob
 from omlx_producer.operate import (

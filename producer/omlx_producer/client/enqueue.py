@@ -24,7 +24,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import utcformat
 
 from omlx_producer.client.outcome import results_key
-from omlx_producer.client.workers import server_time
+from omlx_producer.connection import server_time
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import counted
 from omlx_producer.wire import (

@@ -11,6 +11,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 from redis.utils import str_if_bytes
 
+from omlx_producer.connection import server_time
 from omlx_producer.terminal import counted, in_units, local_time, percent
 from omlx_producer.wire.keys import rates_key, workers_key
 
@@ -213,12 +214,6 @@ class WorkerFigures(BaseModel):
     def is_forgotten(self, now: float) -> bool:
         """Whether it has been gone for too long to be shown."""
         return now - self.at > max(SILENT_SECONDS, self.lease_seconds) + GONE_SECONDS
-
-
-def server_time(connection: redis.Redis) -> float:
-    """Seconds since 1970, on the server's clock."""
-    seconds, micros = connection.time()
-    return float(seconds) + float(micros) / 1e6
 
 
 def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -> None:

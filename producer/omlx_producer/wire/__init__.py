@@ -92,6 +92,7 @@ from omlx_producer.wire.keys import (
     row_job_id,
     tokens_channel,
     wake_channel,
+    workers_key,
 )
 from omlx_producer.wire.markup import Markup
 from omlx_producer.wire.remedy import Remedy
@@ -182,4 +183,5 @@ __all__ = [
     "token_digest",
     "tokens_channel",
     "wake_channel",
+    "workers_key",
 ]

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from omlx_producer.cli import overview
 from omlx_producer.cli.overview import draw_figures, draw_models, watch_figures
-from omlx_producer.client.workers import SILENT_SECONDS, server_time
+from omlx_producer.client.workers import SILENT_SECONDS
+from omlx_producer.connection import server_time
 from omlx_producer.figures import read_figures
 from omlx_producer.wire import MODELS_KEY, queue_name
 from omlx_producer.wire.keys import workers_key

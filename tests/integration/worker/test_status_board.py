@@ -16,10 +16,10 @@ from omlx_producer.client.workers import (
     WorkerFigures,
     read_rates,
     read_workers,
-    server_time,
     workers_key,
     write_figures,
 )
+from omlx_producer.connection import server_time
 from omlx_producer.figures import read_figures
 from omlx_producer.wire import MODELS_KEY, FinishReason, GenerationRequest, ModelInfo
 from omlx_worker.control.status import StatusBoard, sign_off

@@ -12,13 +12,8 @@ from typing import Any
 from redis import Redis
 from redis.utils import str_if_bytes
 
-from omlx_producer.client.workers import (
-    LOADING,
-    NOT_LOADED,
-    WorkerFigures,
-    server_time,
-    write_figures,
-)
+from omlx_producer.client.workers import LOADING, NOT_LOADED, WorkerFigures, write_figures
+from omlx_producer.connection import server_time
 from omlx_producer.wire import ModelInfo
 from omlx_producer.wire.keys import load_key
 from omlx_worker.control.loaded import LoadedModel

@@ -16,13 +16,12 @@ from omlx_producer.client.workers import (
     WorkerFigures,
     forget_gone,
     read_workers,
-    server_time,
     write_figures,
 )
+from omlx_producer.connection import server_time
 from omlx_producer.figures import read_figures
 from omlx_producer.terminal import counted, in_units
-from omlx_producer.wire import ModelInfo
-from omlx_producer.wire.keys import MODELS_KEY, workers_key
+from omlx_producer.wire import MODELS_KEY, ModelInfo, workers_key
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver
