@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 from omlx_producer.bulk.durable import replacing
 from omlx_producer.bulk.npy import write_npy
 from omlx_producer.bulk.records import import_pyarrow
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import answer_text
 from omlx_producer.wire.embedding import read_vector
 from omlx_producer.wire.json_schema import resolve
@@ -216,12 +217,13 @@ def write_table(
         like: a new table gets the permissions of this file.
 
     Raises:
-        InvalidRequest: if Parquet is asked for without pyarrow.
+        InvalidRequest: if Parquet is asked for without pyarrow, or an array of rows of which one
+            has several vectors, or one of another length.
         OSError: if the file cannot be written.
     """
     if output.suffix.lower() == ".npy":
         with replacing(output, like=like) as stream:
-            write_npy((_vector_of(document) for document, _ in rows), stream)
+            write_npy(_vectors_of(rows), stream)
         return
     layout = Layout(form)
     lines = (line for document, values in rows for line in layout.lines(document, values))
@@ -263,11 +265,32 @@ def _lines(
         once = {}
 
 
-def _vector_of(document: Mapping[str, Any]) -> array[float] | None:
-    """The vector of an output line; None of one that failed."""
-    if document["error"] or not document["response"]:
-        return None
-    return read_vector(document["response"]["body"]["data"][0]["embedding"])
+def _vectors_of(
+    rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> Iterator[array[float] | None]:
+    """The vector of each output line; None of one that failed.
+
+    Raises:
+        InvalidRequest: if a line has several vectors, or one of another length than those before.
+    """
+    size = 0
+    for document, _ in rows:
+        if document["error"] or not document["response"]:
+            yield None
+            continue
+        vector, *others = (
+            read_vector(each["embedding"]) for each in document["response"]["body"]["data"]
+        )
+        if others or len(vector) != (size or len(vector)):
+            got = f"{1 + len(others)} vectors" if others else f"{len(vector)} numbers, not {size}"
+            raise InvalidRequest(
+                "output",
+                f"row {document['custom_id']!r:.80} has {got}; an array has one line of one length "
+                "for each row",
+                "give an output in .parquet",
+            )
+        size = len(vector)
+        yield vector
 
 
 def _cells(

@@ -107,6 +107,29 @@ def test_a_text_that_fails_has_no_numbers_and_is_told(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("embedder")
+@pytest.mark.parametrize(
+    ("second", "got"),
+    [({"input": "xx", "dimensions": 2}, "2 numbers, not 4"), ({"input": ["x", "y"]}, "2 vectors")],
+)
+def test_rows_that_no_array_can_hold_are_named_and_stay_beside_it(
+    run: Run, second: dict[str, object], got: str
+) -> None:
+    bodies = {"a": {"input": "x"}, "b": second}
+    rows = [
+        {"custom_id": name, "url": "/v1/embeddings", "body": {"model": ALIAS, **body}}
+        for name, body in bodies.items()
+    ]
+    write_jsonl(Path("rows.jsonl"), rows)
+
+    done = run("embed", "rows.jsonl", "-o", "vectors.npy")
+    assert done.exit_code == 2
+    told = f"output: row 'b' has {got}; an array has one line of one length for each row; "
+    assert f"{told}give an output in .parquet" in done.stderr
+    assert not Path("vectors.npy").exists()
+    assert {line["custom_id"] for line in lines(Path("vectors.npy.jsonl"))} == {"a", "b"}
+
+
+@pytest.mark.usefixtures("embedder")
 def test_python_embeds_a_file_or_texts(redis_url: str) -> None:
     with Producer(redis_url) as producer:
         assert not producer.run("texts.txt", "vectors.jsonl", embed=True, ordered=True)
