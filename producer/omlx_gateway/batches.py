@@ -29,7 +29,7 @@ from omlx_gateway.files import PURPOSE, FileStore
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile, output_ids
 from omlx_gateway.pages import BATCHES_INDEX, FILES_INDEX, forget_gone, ids_of, index_entry, page_of
-from omlx_gateway.quotas import require_fewer, require_rows
+from omlx_gateway.quotas import give_back_rows, require_fewer, require_rows
 from omlx_producer.bulk.batch import Batch, BatchState, read_batches
 from omlx_producer.errors import JobCancelled, MalformedResult
 
@@ -137,6 +137,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
                 batch.upload(read_rows(connection, content, new, key), begun)
         except WrongInput as error:
             batch.fail(begun, json.dumps(error.errors))
+            give_back_rows(connection, key, batch.run)
     return _document(*find(connection, batch_id, owner))
 
 

@@ -352,7 +352,11 @@ def test_the_rate_of_a_key_counts_prompts_and_apart_from_them_rows(
         assert batch(ben) != first
         # The rows fit.
         connection.delete("omlx:http:rows:ann")
-        assert batch(ann) != first
+        content = content[:-2]
+        assert ann.batches.retrieve(batch(ann)).status == "failed"
+        # None of its rows runs.
+        content += b"}\n"
+        assert ann.batches.retrieve(batch(ann)).status == "in_progress"
 
 
 @pytest.mark.slow
