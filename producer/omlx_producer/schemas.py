@@ -23,6 +23,7 @@ SMALLEST_STEP = 1e-9
 _TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
 _NAME = re.compile(r"[^\W\d][\w-]*")
 _ENDS = {"maxLength", "pattern", "format", "enum", "const"}
+_LEAST, _MOST = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
 _COMBINED = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"}
 _INNER = ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties")
 
@@ -69,10 +70,14 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     if "string" in kinds and not _ENDS & schema.keys():
         made["maxLength"] = MAX_TEXT
     if {"integer", "number"} & set(kinds) and not {"enum", "const"} & schema.keys():
-        if not {"minimum", "exclusiveMinimum"} & schema.keys():
-            made["minimum"] = -MAX_NUMBER
-        if not {"maximum", "exclusiveMaximum"} & schema.keys():
-            made["maximum"] = MAX_NUMBER
+        # Beside a given bound that is larger, there must be room for numbers.
+        given = [schema[name] for name in _LEAST | _MOST if name in schema]
+        sizes = [2 * abs(bound) for bound in given if isinstance(bound, int | float)]
+        most = max([MAX_NUMBER, *sizes])
+        if not _LEAST & schema.keys():
+            made["minimum"] = -most
+        if not _MOST & schema.keys():
+            made["maximum"] = most
         if "number" in kinds:
             made.setdefault("multipleOf", SMALLEST_STEP)
     if "object" in kinds and "properties" in schema and not _COMBINED & schema.keys():

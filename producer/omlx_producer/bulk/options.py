@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from omlx_producer.bulk.collector import DEFAULT_WINDOW
 from omlx_producer.bulk.output import real_path
@@ -66,9 +66,9 @@ class RunOptions(Shape):
         own = cls.model_fields.keys() - {"input", "sampling", "default_model"}
         values: dict[str, Any] = {option: asked[option] for option in own & asked.keys()}
         # In JSON's types: a run keeps them.
-        sampling = to_jsonable_python(
-            {option: value for option, value in asked.items() if option not in own}
-        )
+        sampling = {
+            option: _jsonable(option, value) for option, value in asked.items() if option not in own
+        }
         values["format"] = values.get("format") or format_of(name)
         try:
             made = cls.model_validate({**values, "input": name, "sampling": sampling})
@@ -159,6 +159,18 @@ class RunOptions(Shape):
                 "give those again, or another output, or --replace, which keeps a copy",
             )
         return True
+
+
+def _jsonable(option: str, value: Any) -> Any:
+    """A value in JSON's types.
+
+    Raises:
+        InvalidRequest: if it has none.
+    """
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError as error:
+        raise InvalidRequest(option, f"cannot be sent as JSON ({error})", "change it") from None
 
 
 def _delimiter(given: str, kind: Format) -> str:

@@ -91,9 +91,9 @@ def require_timeout(timeout: float | None) -> None:
     """Refuse a time to wait that is none.
 
     Raises:
-        InvalidRequest: if it is no number.
+        InvalidRequest: if it is no number, or NaN.
     """
-    if not isinstance(timeout, Real | None):
+    if not isinstance(timeout, Real | None) or timeout != timeout:  # NaN is a number.
         raise InvalidRequest("timeout", f"got {shown(timeout)}", "give seconds, or None")
 
 

@@ -79,6 +79,14 @@ def test_what_a_schema_says_itself_stays(schema: dict[str, Any]) -> None:
     assert bounded(schema) == schema
 
 
+@pytest.mark.parametrize("given", [{"minimum": 2 * MAX_NUMBER}, {"exclusiveMaximum": -1e18}])
+def test_a_large_bound_leaves_numbers_within_it(given: dict[str, Any]) -> None:
+    found = bounded({"type": "integer", **given})
+    least, most = found["minimum"], found.get("maximum", found.get("exclusiveMaximum"))
+    assert given.items() <= found.items()
+    assert least < most
+
+
 def test_bounds_reach_all_that_a_schema_holds() -> None:
     text, closed = {"type": "string"}, {"type": "object", "properties": {}}
     found = bounded(

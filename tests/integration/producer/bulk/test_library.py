@@ -228,10 +228,11 @@ def test_what_is_no_path_style_or_time_is_refused(producer: Producer) -> None:
     style: Any = "foo"
     with pytest.raises(InvalidRequest, match=r"^progress: got 'foo'; give a function, or one of"):
         next(producer.run(["a"], progress=style))
-    batch, timeout = producer.batch(["a"]), "x"
+    batch, times = producer.batch(["a"]), ("x", float("nan"))
     for wait in (batch.wait, lambda timeout: producer.result("nosuch", timeout=timeout)):
-        with pytest.raises(InvalidRequest, match=r"^timeout: got 'x'; give seconds, or None$"):
-            wait(timeout)  # type: ignore[arg-type]
+        for timeout in times:
+            with pytest.raises(InvalidRequest, match=r"^timeout: got .*; give seconds, or None$"):
+                wait(timeout)  # type: ignore[arg-type]
     with pytest.raises(UnknownJob, match="no job has the id 5"):
         producer.status(wrong)
 
@@ -240,6 +241,12 @@ def test_what_is_no_path_style_or_time_is_refused(producer: Producer) -> None:
 def test_options_of_an_output_need_one(producer: Producer, option: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{option}: given without out; give out"):
         producer.run(["a"], **{option: True})
+
+
+def test_a_field_that_json_cannot_hold_is_named(producer: Producer) -> None:
+    options: Any = {"stop": object()}
+    with pytest.raises(InvalidRequest, match=r"^stop: cannot be sent as JSON \(.*\); change it$"):
+        producer.run(["a"], **options)
 
 
 def test_a_limit_of_tokens_has_one_name(producer: Producer) -> None:
