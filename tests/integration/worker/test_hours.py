@@ -14,6 +14,7 @@ from omlx_producer.cli.overview import draw_figures
 from omlx_producer.figures import read_figures
 from omlx_worker.hours import Hours
 from tests.helpers.leases import sweep, table
+from tests.helpers.turning import Loads, turning_worker
 from tests.helpers.workers import (
     enqueue,
     events,
@@ -97,3 +98,17 @@ def test_a_worker_that_rests_between_steps_for_longer_than_its_leases_keeps_them
             assert sweep(table(connection, "sweeper")) == []
             time.sleep(0.05)
     assert status(job) == "finished"
+
+
+def test_of_several_models_those_that_are_not_loaded_rest_too(
+    redis_url: str, connection: Redis, rest: dict[str, float | None]
+) -> None:
+    rest["until"] = datetime(2026, 1, 5, 22, tzinfo=UTC).timestamp()
+    with turning_worker(redis_url, "ab", Loads(), hours="22:00-07:00"):
+        models = wait_for(
+            lambda: (found := read_figures(connection))[1:] and found[1].workers and found
+        )
+    told = "resting until 2026-01-05 22:00:00 UTC (--hours)"
+    assert [model.held_up for model in models] == [
+        f"the workers of {alias} are {told}" for alias in "ab"
+    ]

@@ -123,7 +123,7 @@ class ModelBoards:
         if unloaded and now - self._written_at >= WRITE_SECONDS:
             self._written_at = now
             for model in unloaded:
-                moment = {"at": server_time(self._connection)}
+                moment = {"at": server_time(self._connection), "rests_until": rests_until}
                 figures = self._figures(model, loaded).model_copy(update=moment)
                 write_figures(self._connection, model.alias, figures)
 
