@@ -29,11 +29,12 @@ from omlx_worker.own_worker import OwnWorker, WorkerEnded
 from omlx_worker.queue.embedded import ServerError
 from omlx_worker.settings import WorkerSettings
 
-# Options of the worker, and those that say where Redis is.
-_WORKERS = (
-    *("model", "model_alias", "mtp_from", "draft_model", "max_batch"),
-    *("mode", "mtp_depth", "fixed_shapes", "memory_limit"),
+# Options that a running worker has decided for itself, all of the worker, and where Redis is.
+_DECIDED = (
+    *("mtp_from", "draft_model", "max_batch", "mode"),
+    *("mtp_depth", "fixed_shapes", "memory_limit"),
 )
+_WORKERS = ("model", "model_alias", *_DECIDED)
 _REDIS = ("redis_url", "redis_dir")
 
 
@@ -98,7 +99,10 @@ def _worker(
                 f"{info.model} as {settings.alias}; give another --model-alias",
             )
         if file.progress != "none":
-            say(f"worker {found.name} of this machine serves {settings.alias}; using it")
+            others = arguments_of({name: options[name] for name in _DECIDED})
+            given = ", ".join(each for each in others if each.startswith("--"))
+            own = f", with its own {given}" if given else ""
+            say(f"worker {found.name} of this machine serves {settings.alias}; using it{own}")
         return nothing
 
     @contextlib.contextmanager

@@ -62,6 +62,16 @@ def test_a_worker_of_this_machine_runs_the_rows(batch: Batch, at_home: str, tmp_
     assert sorted(ids(tmp_path / "out.jsonl")) == [f"r{n}" for n in range(5)]
 
 
+def test_options_that_a_running_worker_decides_itself_are_named(
+    batch: Batch, at_home: str, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 2)
+    own = ("--fixed-shapes", "--max-batch", "8", "--mode", "batched")
+    done = batch("-m", ALIAS, "rows.jsonl", "-o", "out.jsonl", "--redis-url", at_home, *own)
+    assert done.exit_code == 0, done.output
+    assert "; using it, with its own --max-batch, --mode, --fixed-shapes\n" in done.stderr
+
+
 def test_the_worker_at_the_usual_redis_is_found(
     batch: Batch, at_home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
