@@ -71,7 +71,7 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
         InvalidRequest: names the field; so do the functions below.
     """
     require_few_values(fields)
-    kept = _counting(fields, IGNORED, REFUSED)
+    kept = counting(fields, IGNORED, REFUSED)
     if "input" in kept:
         require_texts(kept["input"])
     scores = "prompt_logprobs" in kept or (kept.get("echo") and kept.get("logprobs") is not None)
@@ -137,7 +137,7 @@ def _of_reasoning(given: Any, beside: Collection[str]) -> dict[str, Any]:
 
 def fold_message(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """The fields of a message that count. An assistant's turn may have null for content."""
-    kept = _counting(fields, IGNORED_IN_MESSAGES, REFUSED_IN_MESSAGES)
+    kept = counting(fields, IGNORED_IN_MESSAGES, REFUSED_IN_MESSAGES)
     if fields.get("role") == "assistant" and fields.get("content") is None:
         kept["content"] = fields.get("refusal") or ""
     elif "content" in fields:
@@ -147,7 +147,7 @@ def fold_message(fields: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def fold_part(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """The fields of a part that count; a refusal becomes a text."""
-    kept = _counting(fields, IGNORED_IN_PARTS, {})
+    kept = counting(fields, IGNORED_IN_PARTS, {})
     if kept.get("type") == "refusal":
         kept["type"], kept["text"] = "text", kept.pop("refusal", None)
     return kept
@@ -158,13 +158,20 @@ def ignored_fields(fields: Mapping[str, Any]) -> list[str]:
     return [name for name in fields if name in IGNORED and fields[name] is not None]
 
 
-def _counting(
-    fields: Mapping[Any, Any], ignored: Collection[str], refused: Mapping[str, tuple[str, str]]
+def counting(
+    fields: Mapping[Any, Any],
+    ignored: Collection[str],
+    refused: Mapping[str, tuple[str, str]],
+    defaults: Mapping[str, tuple[Any, ...]] = _DEFAULTS,
 ) -> dict[Any, Any]:
-    """The fields that are neither null, nor ignored, nor refused ones at their defaults."""
+    """The fields that are neither null, nor ignored, nor at a default.
+
+    Raises:
+        InvalidRequest: for a refused one of them.
+    """
     kept = {}
     for name, value in fields.items():
-        if value is None or name in ignored or value in _DEFAULTS.get(name, ()):
+        if value is None or name in ignored or value in defaults.get(name, ()):
             continue
         if name in refused:
             raise InvalidRequest(name, *refused[name])

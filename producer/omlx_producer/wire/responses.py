@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omlx_producer.errors import InvalidRequest, shown
+from omlx_producer.wire.openai_fields import counting
 from omlx_producer.wire.request import GenerationRequest
 
 _STORED = ("nothing is stored here", "give all messages in input")
@@ -77,13 +78,7 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidRequest: in the names that the request uses.
     """
-    fields: dict[str, Any] = {}
-    for name, value in body.items():
-        if value is None or name in _OWN or name in _IGNORED or value in _DEFAULTS.get(name, ()):
-            continue
-        if name in _REFUSED:
-            raise InvalidRequest(name, *_REFUSED[name])
-        fields[name] = value
+    fields: dict[str, Any] = counting(body, _OWN | _IGNORED, _REFUSED, _DEFAULTS)
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise InvalidRequest("instructions", f"got {shown(instructions)}", "give text")
