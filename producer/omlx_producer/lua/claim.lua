@@ -132,14 +132,9 @@ local function start(queue, job, fields)
   local bytes = #data
   if bytes > longest then data = '' end
   bytes_left = bytes_left - #data
-  -- A microsecond later each: sweep.lua goes by the time.
-  extend(queue, job, execution, time + #claimed / 1000000, lease, grace,
-    'id', execution, 'created_at', number(time), 'worker_name', worker)
-  redis.call('HSET', key, 'status', 'started', 'worker_name', worker,
-    EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
+  start_execution(queue, job, execution, #claimed, worker, time, date, lease, grace)
   if tokens > 0 then redis.call('HSET', key, STREAMED, tokens)
   else redis.call('HDEL', key, STREAMED) end
-  redis.call('PERSIST', key)
   claimed[#claimed + 1] = {job, execution, queue, number(time), tokens, data, bytes,
     fields[2] or '', unsupported(job, fields), as_count(fields[3]), treatment(fields), fields[6] or '',
     fields[7] or ''}

@@ -18,11 +18,7 @@ local started = {}
 
 local function start(queue, job)
   local execution = ARGV[4] .. string.format('%04x', #started)
-  extend(queue, job, execution, time, lease, grace,
-    'id', execution, 'created_at', number(time), 'worker_name', worker)
-  redis.call('HSET', job_key(job), 'status', 'started', 'worker_name', worker,
-    EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
-  redis.call('PERSIST', job_key(job))
+  start_execution(queue, job, execution, #started, worker, time, date, lease, grace)
   redis.call('LREM', queue_key(queue), 1, job)
   started[#started + 1] = {job, execution, queue, tokens_in(events_key(job))}
 end

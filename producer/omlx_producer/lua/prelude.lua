@@ -93,6 +93,16 @@ local function extend(queue, job, execution, time, lease, grace, ...)
   redis.call('ZADD', started_key(queue), number(time + lease + grace), member(job, execution))
 end
 
+-- Give a job to an execution. Of several in one call, `index` from 0 makes each lease end a
+-- microsecond later: sweep.lua goes by the time.
+local function start_execution(queue, job, execution, index, worker, time, date, lease, grace)
+  extend(queue, job, execution, time + index / 1000000, lease, grace,
+    'id', execution, 'created_at', number(time), 'worker_name', worker)
+  redis.call('HSET', job_key(job), 'status', 'started', 'worker_name', worker,
+    EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
+  redis.call('PERSIST', job_key(job))
+end
+
 local function drop_execution(queue, job, execution)
   redis.call('ZREM', executions_key(job), execution)
   redis.call('DEL', execution_key(job, execution))
