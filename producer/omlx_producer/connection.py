@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -252,10 +252,3 @@ def server_time(connection: redis.Redis) -> float:
     """Seconds since 1970, on the server's clock."""
     seconds, micros = connection.time()
     return float(seconds) + float(micros) / 1e6
-
-
-def entries_by_key(reply: Any) -> Sequence[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
-    """The reply to XREAD, whose form depends on the version of the protocol."""
-    if isinstance(reply, dict):
-        return [(key, entries) for key, (entries,) in reply.items()]
-    return reply or ()

@@ -43,7 +43,8 @@ from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.bulk.store import new_run_id
 from omlx_producer.client.enqueue import JOB_SECONDS
-from omlx_producer.connection import entries_by_key, server_time
+from omlx_producer.client.stream import entries_by_key
+from omlx_producer.connection import server_time
 from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
 from omlx_producer.lua import load
 from omlx_producer.wire import (

@@ -29,8 +29,8 @@ from omlx_producer.client.outcome import (
     results_key,
     timed_out,
 )
-from omlx_producer.client.stream import PAGE, REQUEUED_SECONDS, Entry, Follower
-from omlx_producer.connection import block_seconds, connect_async, entries_by_key, require_client
+from omlx_producer.client.stream import PAGE, REQUEUED_SECONDS, Entry, Follower, entries_by_key
+from omlx_producer.connection import block_seconds, connect_async, require_client
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
 from omlx_producer.wire import GROUP_FIELD, JobEvent

@@ -29,7 +29,7 @@ from omlx_producer.client.outcome import (
     require_job_id,
     unknown_job,
 )
-from omlx_producer.connection import block_seconds, connect, entries_by_key, require_client
+from omlx_producer.connection import block_seconds, connect, require_client
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
 from omlx_producer.outage import Reconnection
@@ -106,6 +106,13 @@ class TokenStream:
 
 
 Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+def entries_by_key(reply: Any) -> Sequence[tuple[bytes, list[Entry]]]:
+    """The reply to XREAD, whose form depends on the version of the protocol."""
+    if isinstance(reply, dict):
+        return [(key, entries) for key, (entries,) in reply.items()]
+    return reply or ()
 
 
 def _follow(connection: redis.Redis, follower: Follower) -> Generator[JobEvent]:
