@@ -34,7 +34,7 @@ class Hours:
         if (_clock(at) - self.start) % DAY < (self.end - self.start) % DAY:
             return None
         elapsed = at + (self.start - _clock(at)) % DAY
-        # An hour that a change of clocks leaves out comes with the hour after it.
+        # A start that a change of clocks leaves out is an hour later on the clock.
         found = elapsed + _offset(at) - _offset(elapsed)
         return found if _clock(found) == self.start else elapsed
 

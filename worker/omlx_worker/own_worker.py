@@ -31,8 +31,8 @@ class WorkerEnded(RuntimeError):
         self.loading = loading
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        own = last.removeprefix(_SENTENCE)
-        super().__init__(own if own != last else f"the worker {how}; its log is {log}")
+        sentence = last.removeprefix(_SENTENCE) if last.startswith(_SENTENCE) else None
+        super().__init__(sentence or f"the worker {how}; its log is {log}")
 
 
 class OwnWorker:

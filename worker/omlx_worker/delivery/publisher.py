@@ -123,7 +123,7 @@ class Publisher:
             return messages
 
     def _work(self, messages: list[TrafficMessage]) -> None:
-        moved: dict[str, ActiveJob] = {}
+        moved: dict[Claim, ActiveJob] = {}
         dropped: list[Drop] = []
         for message in messages:
             match message:
@@ -131,10 +131,10 @@ class Publisher:
                     for job in jobs:
                         self._admit(job)
                 case Stepped():
-                    moved |= {job.id: job for job in self._feed(message)}
+                    moved |= {job.claim: job for job in self._feed(message)}
                 case Drop(claim, _):
                     dropped.append(message)
-                    moved.pop(claim.id, None)
+                    moved.pop(claim, None)
                 case Stop():
                     self._closed = True
         self._append([(job, self._make(job, job.take_due_event)) for job in moved.values()])

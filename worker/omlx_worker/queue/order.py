@@ -77,13 +77,12 @@ class ClaimOrder:
         if blocked is not None:
             queue, overdue, _ = blocked
             open_queues = () if overdue else self._queues[: self._queues.index(queue)]
-        if room <= 0 and turn is None:
-            best = self._queues[:1]
-            return ClaimPlan(best, pausable) if pausable > 0 and open_queues else None
         if not open_queues:
             return None
         late = self._overdue(open_queues)
-        if room <= 0 and turn is not None:
+        if room <= 0:
+            if turn is None:
+                return ClaimPlan(self._queues[:1], pausable) if pausable > 0 else None
             open_queues, room = open_queues[: turn + 1], 1
         if late is not None:
             others = tuple(queue for queue in open_queues if queue != late)
