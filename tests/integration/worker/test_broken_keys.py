@@ -11,6 +11,8 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from omlx_worker.queue.ending import Commit
+from omlx_worker.queue.upkeep import Upkeep
+from tests.helpers.clock import Clock
 from tests.helpers.leases import (
     QUEUES,
     claim,
@@ -180,25 +182,21 @@ def test_jobs_finish_while_the_server_forgets_scripts_all_the_time(
 # What RQ never removes
 
 
-def test_ended_jobs_leave_their_registries_when_they_expire(
-    redis_url: str, connection: Redis
-) -> None:
+def test_ended_jobs_leave_their_registries_when_they_expire(connection: Redis) -> None:
     keys = [f"rq:{registry}:{QUEUES[1]}" for registry in ("finished", "failed")]
     for key in keys:
         connection.zadd(key, {"expired": 1, "kept": 2**40, "endless": -1})
-    run_burst(redis_url)
+    Upkeep(table(connection), Clock()).attend()
     assert [connection.zrange(key, 0, -1) for key in keys] == [[b"endless", b"kept"]] * 2
 
 
-def test_cancelled_jobs_leave_their_registry_when_they_are_gone(
-    redis_url: str, connection: Redis
-) -> None:
+def test_cancelled_jobs_leave_their_registry_when_they_are_gone(connection: Redis) -> None:
     kept, expiring, gone = (enqueue(connection) for _ in range(3))
     for job in (kept, expiring, gone):
         job.cancel()
     connection.expire(expiring.key, 500)
     connection.delete(gone.key)
-    run_burst(redis_url)
+    Upkeep(table(connection), Clock()).attend()
     registry = queue(connection).canceled_job_registry
     assert sorted(registry.get_job_ids()) == sorted([kept.id, expiring.id])
     seconds, _ = connection.time()

@@ -197,7 +197,7 @@ def test_idle_workers_are_rung_for_the_jobs_that_are_back(connection: Redis) -> 
         heard.subscribe(wake_channel(ALIAS))
         heard.get_message(timeout=5)
         abandon(connection, 250)
-        Upkeep(table(connection)).attend()
+        Upkeep(table(connection), Clock()).attend()
         rings = [heard.get_message(timeout=5)["data"] for _ in range(3)]
     assert rings == [b"100", b"100", b"50"]
 
