@@ -328,11 +328,13 @@ class Delivered:
         # The last text of a choice may have counted as a token.
         if self.base > event.usage.completion_tokens + len(event.finish_reasons):
             raise self._no_end_of_an_event()
+        # Without any token so far, it has published none.
         if not self._cursor:
             return
         if self._cursor < event.n:
             self._miss(event.n)
         for delta in event.choices:
+            # After a cursor, a choice without a later event is not known.
             had = self._choices.get(delta.index, None if self.base else ReadChoice())
             if had is None:
                 continue
@@ -340,6 +342,7 @@ class Delivered:
                 self._miss(event.n)
             if (had.tokens, had.text, had.digest) != (delta.start, delta.offset, delta.digest):
                 raise self._rewritten()
+        # A result has no digests, but the number of tokens.
         tokens = sum(had.tokens for had in self._choices.values())
         if from_result and not self.base and tokens != event.usage.completion_tokens:
             raise self._rewritten()
