@@ -130,18 +130,8 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         return await _go_on(request, last, form, salt if owner else None)
     if streams:
         return await _stream(request, jobs[0], form, 0, keep=detached)
-    over = False
-    try:
-        results = await _unless_gone(request, _results(jobs, prompts))
-        over = results is not None
-    except (JobFailed, JobCancelled):
-        over = len(jobs) == 1
-        raise
-    finally:
-        if not (over or detached):
-            for job in jobs:
-                gateway.begin(cancel(job))
-    if not over:
+    results = await _results_unless_gone(request, jobs, prompts, keep=detached)
+    if results is None:
         return Response(status_code=499)
     headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
     if form.echoed is not None:
@@ -152,6 +142,31 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         written = await run_in_threadpool(_with_floats, results[0])
         return Response(written, media_type="application/json", headers=headers)
     return JSONResponse(results[0] if len(results) == 1 else _joined(results), headers=headers)
+
+
+async def _results_unless_gone(
+    request: Request, jobs: list[AsyncJobHandle], prompts: str | None, *, keep: bool
+) -> list[Completion] | None:
+    """The results of a request's jobs; None if its client hangs up before.
+
+    The jobs are cancelled if it does, or if one of several has failed.
+
+    Args:
+        prompts: see `_naming`.
+        keep: whether they go on instead.
+    """
+    over = False
+    try:
+        results: list[Completion] | None = await _unless_gone(request, _results(jobs, prompts))
+        over = results is not None
+    except (JobFailed, JobCancelled):
+        over = len(jobs) == 1
+        raise
+    finally:
+        if not (over or keep):
+            for job in jobs:
+                Gateway.of(request).begin(cancel(job))
+    return results
 
 
 def _echoed(body: dict[str, Any]) -> GenerationRequest:
