@@ -8,6 +8,8 @@ import select
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import httpx2
@@ -15,6 +17,7 @@ import pytest
 from redis import Redis
 
 from omlx_gateway.limits import Limits
+from omlx_producer.wire.json_limits import read_json
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import gateway_process, running_gateway
@@ -101,6 +104,26 @@ def test_long_bodies_are_held_together_up_to_a_limit_until_they_are_jobs(
         for client in clients:
             client.sendall(body[-1:])
         wait_for(lambda: jobs.count == 7)
+
+
+def test_a_gateway_answers_others_while_it_reads_a_long_body(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, answered = threading.Event(), threading.Event()
+
+    def read(text: str) -> object:
+        reading.set()
+        assert answered.wait(20)
+        return read_json(text)
+
+    monkeypatch.setattr("omlx_gateway.gateway.read_json", read)
+    with running_gateway(redis_url) as url, ThreadPoolExecutor() as pool:
+        body = {"model": ALIAS, "prompt": "x" * 100_000, "n": "many"}
+        long = pool.submit(httpx2.post, f"{url}/v1/completions", json=body, timeout=30)
+        assert reading.wait(20)
+        assert httpx2.get(f"{url}/health", timeout=10).status_code == 200
+        answered.set()
+        assert long.result().status_code == 400
 
 
 def test_a_client_reads_its_refusal_after_it_has_sent_all(redis_url: str) -> None:
