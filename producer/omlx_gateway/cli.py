@@ -14,8 +14,8 @@ from redis.exceptions import RedisError
 from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
 from omlx_gateway.limits import MAX_BODY_BYTES, MAX_QUEUED, Limits
 from omlx_producer import connection
-from omlx_producer.complaints import redis_error
-from omlx_producer.errors import OmlxQueueError, UnsuitableRedis
+from omlx_producer.complaints import redis_error, settings_error
+from omlx_producer.errors import InvalidRequest, OmlxQueueError, UnsuitableRedis
 from omlx_producer.program import INVALID, UNREACHABLE, Program, fail, option, port_error, say
 from omlx_producer.wire import PRIORITIES
 
@@ -114,8 +114,8 @@ def main(
         url = connection.redis_url(redis_url)
         keys = KeyFile(api_keys) if api_keys else None
         app = MeasuredApp(create_app(url, limits, files_dir, keys, (_in_url(host), *hosts)))
-    except OmlxQueueError as error:
-        raise click.UsageError(str(error)) from None
+    except InvalidRequest as error:
+        raise click.UsageError(settings_error(error)) from None
     except KeyFileError as error:
         raise click.UsageError(f"--api-keys: {error}") from None
     _reach(url)

@@ -18,7 +18,7 @@ from redis.exceptions import (
 
 from omlx_producer.connection import without_password
 from omlx_producer.environment import PREFIX
-from omlx_producer.errors import one_line
+from omlx_producer.errors import InvalidRequest, one_line
 
 # redis-py puts it behind the command of a pipeline, and before the error. The command is free text.
 _PIPELINE = "of pipeline caused error: "
@@ -129,6 +129,11 @@ def cause(error: Exception) -> str:
 def waiting_text(error: Exception) -> str:
     """What a command says while it waits for Redis."""
     return f"Redis is unavailable ({cause(error)}); waiting for it"
+
+
+def settings_error(error: InvalidRequest) -> str:
+    """What is wrong with the URL of ``--redis-url``, or with a variable, as a command says it."""
+    return error.told("--redis-url" if error.field == "connection" else error.field)
 
 
 def redis_error(error: RedisError, url: str, elsewhere: str = _ELSEWHERE) -> str:

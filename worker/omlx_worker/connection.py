@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from omlx_producer import connection
-from omlx_producer.complaints import redis_error
+from omlx_producer.complaints import redis_error, settings_error
 from omlx_producer.connection import is_volatile, require_suitable
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
@@ -89,7 +89,7 @@ def reach(url: str, *, allow_eviction: bool) -> Redis:
                 "redis-cli CONFIG SET appendonly yes"
             )
     except InvalidRequest as error:
-        fail(INVALID, error.told("--redis-url"))
+        fail(INVALID, settings_error(error))
     except UnsuitableRedis as error:
         fail(UNREACHABLE, str(error))
     except RedisError as error:

@@ -17,7 +17,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from omlx_producer.complaints import redis_error
+from omlx_producer.complaints import redis_error, settings_error
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.errors import (
@@ -61,7 +61,7 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
         url = redis_url(given_url, DOTENV)
         producer = Producer(url, allow_eviction=settings.omlx_queue_allow_eviction)
     except InvalidRequest as error:
-        fail(INVALID, error.told("--redis-url"))
+        fail(INVALID, settings_error(error))
     with producer:
         try:
             yield producer

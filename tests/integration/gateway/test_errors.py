@@ -274,7 +274,7 @@ def test_a_port_that_is_taken_is_one_sentence(redis_url: str, host: str) -> None
     assert told.endswith("(Address already in use); give another\n")
 
 
-def test_a_wrong_url_of_redis_is_one_sentence() -> None:
-    result = CliRunner().invoke(main, ["--redis-url", "http://127.0.0.1", "--port", "0"])
-    assert result.exit_code == 2
-    assert "connection: not the URL of a Redis server" in result.stderr
+def test_a_wrong_url_of_redis_is_one_sentence_with_the_option() -> None:
+    code, told = refusal("--redis-url", "redis://127.0.0.1/abc", "--port", "0")
+    assert code == 2
+    assert "--redis-url: got 'abc' for the database; give a number" in told

@@ -10,6 +10,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from omlx_gateway.cli import main as gateway
 from omlx_producer import AsyncProducer, AsyncTokenStream, OmlxQueueError, Producer, TokenStream
 from omlx_producer.cli.main import cli
 from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
@@ -121,8 +122,12 @@ def test_a_url_of_sentinel_is_refused_in_one_sentence(kind: Any, url: str, said:
 
 def test_a_variable_that_is_neither_true_nor_false_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMLX_QUEUE_ALLOW_EVICTION", "maybe")
-    with pytest.raises(OmlxQueueError, match=r"^OMLX_QUEUE_ALLOW_EVICTION: got 'maybe'; give true"):
+    said = "OMLX_QUEUE_ALLOW_EVICTION: got 'maybe'; give true or false"
+    with pytest.raises(OmlxQueueError, match=f"^{said}$"):
         Producer()
+    for program, arguments in ((cli, ["models"]), (gateway, ["--port", "0"])):
+        done = CliRunner().invoke(program, arguments)
+        assert (done.exit_code, done.stderr.endswith(f": {said}\n")) == (2, True), done.stderr
 
 
 async def test_a_producer_without_a_url_takes_the_environments(
