@@ -15,6 +15,8 @@ from omlx_producer.producer import Producer
 
 LOAD_SECONDS = 600.0
 STOP_SECONDS = 60.0
+IDLE_SECONDS, IDLE_SHARE = 10.0, 0.1
+"""A process is idle that takes no more than this share of a processor for so long."""
 
 Process = subprocess.Popen[bytes]
 
@@ -63,3 +65,21 @@ def wait_until_served(
         if time.monotonic() > deadline:
             sys.exit(f"the workers did not load the model within {LOAD_SECONDS:g} s")
         time.sleep(0.1)
+
+
+def wait_until_idle(process: Process) -> None:
+    """Wait for the end of a worker's warm-up, which no figure tells; exit if it goes on and on."""
+    before, deadline = -IDLE_SECONDS, time.monotonic() + LOAD_SECONDS
+    while (now := _processor_seconds(process.pid)) > before + IDLE_SHARE * IDLE_SECONDS:
+        if time.monotonic() > deadline:
+            sys.exit(f"a worker's warm-up did not end within {LOAD_SECONDS:g} s")
+        before = now
+        time.sleep(IDLE_SECONDS)
+
+
+def _processor_seconds(pid: int) -> float:
+    """What a process has taken so far, as `ps` tells on Linux and on a Mac: ``[[h:]m:]s``."""
+    told = subprocess.run(
+        ["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True
+    )
+    return sum(float(part) * 60**place for place, part in enumerate(told.stdout.split(":")[::-1]))

@@ -7,7 +7,7 @@ One worker for each mode on one Redis server of the script's own; one of them is
 lap is one file through one of them, or the same prompts and numbers of tokens through mlx-lm's
 `BatchGenerator` in this process. Sides take turns, and ratios are taken within a lap. Prompts are
 stretches of held-out Python, other ones in every lap, so that no prefix is left over. Laps begin
-once idle workers trace no more shapes. Every result must be there with all of its tokens.
+once the workers' warm-up is over. Every result must be there with all of its tokens.
 
 On Linux, preload OpenBLAS: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
 """
@@ -45,7 +45,7 @@ from omlx_worker.bench.sides import BATCH_GENERATOR
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.loader import load
 from omlx_worker.queue.embedded import EmbeddedRedis
-from scripts.bench.processes import wait_until_served, worker
+from scripts.bench.processes import wait_until_idle, wait_until_served, worker
 
 FIXED = ("batched", "mtp")
 MODES = (*FIXED, "hybrid", "auto")
@@ -89,13 +89,6 @@ class WorkerSide:
         self._producer, self._url, self._folder = producer, url, folder
         self._seen = self._figures(0)
 
-    def wait_until_warm(self) -> None:
-        """Wait for the end of the idle worker's warm-up: two figures count the same traces."""
-        before = self._seen
-        while (seen := self._figures(0, before.at)).traces != before.traces:
-            before = seen
-        self._seen = seen
-
     def lap(self, rows: Sequence[Asked], number: int) -> dict[str, Any]:
         name = f"{self.name}-{number}"
         source, results = self._folder / f"{name}.jsonl", self._folder / f"{name}-results.jsonl"
@@ -119,12 +112,12 @@ class WorkerSide:
             line = {"custom_id": str(index), "method": "POST", "url": "/v1/completions"}
             yield line | {"body": body}
 
-    def _figures(self, tokens: int, after: float = 0.0) -> WorkerFigures:
-        """The worker's figures once they count this many tokens and are younger than ``after``."""
+    def _figures(self, tokens: int) -> WorkerFigures:
+        """The worker's figures once they count this many tokens."""
         deadline = time.monotonic() + FIGURES_SECONDS
         while time.monotonic() < deadline:
             for figures in read_workers(self._producer.connection, self.name):
-                if figures.tokens >= tokens and figures.at > after and not figures.jobs:
+                if figures.tokens >= tokens and not figures.jobs:
                     return figures
             time.sleep(0.1)
         sys.exit(f"the worker of mode {self.name} does not tell its figures")
@@ -182,10 +175,8 @@ def measure(
             # One after the other: what a start times is not disturbed by the next one.
             process = stack.enter_context(worker(url, mode, options, env))
             wait_until_served(producer, [mode], [process])
+            wait_until_idle(process)
             sides.append(WorkerSide(mode, producer, url, folder))
-        for side in sides:
-            if isinstance(side, WorkerSide):
-                side.wait_until_warm()
         for number in range(args.laps + 1):
             rows = rows_of(number, count, args.tokens)
             turns = {side.name: side.lap(rows, number) for side in in_turn(sides, number)}
