@@ -6,7 +6,7 @@ step at a time while the worker has nothing else to do:
 
 ===================================  =======================================================
 steps: rows                          1, 2, 4 and so on, up to 32; more once there were more
-drafts                               none, 1 and so on, up to the most
+drafts                               each of `depths_of`, and each change from one to another
 sampling                             greedy; sampled; sampled with top-p, top-k or min-p
 positions of the longest row         up to 256, up to 512 and up to 1,024
 first windows of prompts: rows       1, 2, 4 and so on, up to 256 tokens in all
@@ -21,13 +21,13 @@ there, and are compared while the worker idles, see `Contest`. Their verdicts ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.ragged import first_windows
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.interface import FIRST_ROWS
+from omlx_worker.engine.rows.interface import FIRST_ROWS, depths_of
 from omlx_worker.engine.rows.row import Row, Sampling
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,6 @@ PROMPT = 16
 
 AT_ONCE = 4
 """Rows that are read at a time, at most."""
-
-STEPS = 3
-"""Steps at one depth: the first of them may be traced for drafts of the one before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +78,15 @@ def shapes(max_rows: int) -> list[Shape]:
     )
 
 
+def changing(depths: Sequence[int]) -> list[int]:
+    """The depths of some steps that come to each from none, from a deeper one and from itself.
+
+    Which of the deeper ones is the same; see `omlx_worker.engine.ragged.step.fit`.
+    """
+    downwards = [depth for depth in reversed(depths) for _ in range(2)]
+    return [0, *downwards, *(step for depth in depths[1:-1] for step in (depth, 0))]
+
+
 class WarmUp:
     """Runs through the list of shapes. Used by the engine's thread.
 
@@ -97,6 +103,7 @@ class WarmUp:
         self._contest = contest
         self._most, self._met = max_rows, min(max_rows, FIRST_ROWS)
         self._left = shapes(self._met)
+        self._depths = changing(depths_of(decoder.max_depth, decoder.own_depth))
         self._running: Generator[None] | None = None
 
     def next(self, *, first: bool = False) -> bool:
@@ -164,18 +171,16 @@ class WarmUp:
             longest = decoder.rows[row_ids[0]]
             decoder.reserve([(longest.pages, shape.length)])
             decoder.fold([longest])
-            for depth in (*range(decoder.max_depth + 1), 0):
-                for _ in range(STEPS):
-                    decoder.step(dict.fromkeys(row_ids, depth))
-                    yield
+            for depth in self._depths:
+                decoder.step(dict.fromkeys(row_ids, depth))
+                yield
         finally:
             for row_id in row_ids:
                 decoder.remove(row_id)
             decoder.wait()
 
     def _rows_of(self, shape: Shape) -> list[Row]:
-        deepest = self._decoder.max_depth
-        tokens = (1 + deepest) * STEPS * (2 + deepest)
+        tokens = (1 + self._decoder.max_depth) * len(self._depths)
         # A step reads the last token.
         length = PROMPT if shape.sampling else shape.length + 1
         sampling = shape.sampling or SAMPLINGS[0]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import mlx.core as mx
 import pytest
 
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine import warm_up
 from omlx_worker.engine.kernels.contest import CallSize, Contest
+from omlx_worker.engine.ragged.step import MOST_COMMITS, MOST_FORWARDS
+from omlx_worker.engine.rows.interface import depths_of
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.warm_up import SAMPLINGS, WarmUp, shapes
+from omlx_worker.settings import MOST_OWN_DRAFTS, USUAL_MOST_ROWS
 from tests.helpers.decoding import Loaded, row, run
 
 SAMPLED = Sampling(temperature=0.8, top_k=20, seed=3)
@@ -51,6 +57,33 @@ def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm
     sampled = [row(name, prompts[0], 12, SAMPLED) for name in "ab"]
     assert run(decoder, sampled) == run(qwen.decoder(depth=1), sampled)
     assert decoder.traces == traces
+
+
+def test_no_change_of_depth_waits_for_a_trace(
+    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_up, "LENGTHS", (256,))
+    decoder = qwen.decoder(depth=1, lookup=4)
+    warm = WarmUp(decoder, Contest(), 1)
+    warm.limit = 1 << 40
+    while warm.next():
+        pass
+    traces = decoder.traces
+    for sampling in SAMPLINGS:
+        decoder.add(row("a", [5] * 16, 1000, sampling))
+        assert decoder.prefill({"a": 16}) == {"a": 0}
+        for pair in itertools.permutations(depths_of(decoder.max_depth, decoder.own_depth), 2):
+            for depth in pair:
+                decoder.step({"a": depth})
+        decoder.remove("a")
+    assert decoder.traces == traces
+
+
+def test_all_of_the_list_is_kept() -> None:
+    steps = {(shape.rows, shape.length) for shape in shapes(USUAL_MOST_ROWS) if shape.sampling}
+    layouts = len(steps) * len(depths_of(MAX_DRAFT_DEPTH, MOST_OWN_DRAFTS))
+    assert layouts <= MOST_FORWARDS
+    assert layouts * len(SAMPLINGS) <= MOST_COMMITS
 
 
 def test_the_list_is_traced_again_once_another_kernel_has_won(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.policies import DepthPolicy
+from omlx_worker.engine.rows.interface import depths_of
 from omlx_worker.engine.rows.row import Emission
 
 MARGIN, CHANGE = 0.005, 0.4  # gains of a step that count, and the sum that changes the depth
@@ -26,8 +27,7 @@ class AutoPolicy(DepthPolicy):
 
     def __init__(self, max_depth: int, own_depth: int) -> None:
         super().__init__(max_depth, own_depth)
-        # Between the deepest of its own and the deepest at all one more will do.
-        self._depths = {*range(own_depth + 1), max_depth // 2, max_depth}
+        self._depths = depths_of(max_depth, own_depth)
         self._depth, self._reason = 0, ""
         self._regret, self._since, self._timed = 0.0, 0, True
         # By the slots' part of a cell: what is known of other numbers of slots is a guess.

@@ -39,13 +39,13 @@ from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, lo
 from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 
-MOST_STEPS = 240
-"""Compiled steps that are kept, more than `omlx_worker.engine.warm_up` lists with three drafts; the
-least recently used go.
+MOST_FORWARDS, MOST_COMMITS = 240, 720
+"""Compiled functions that are kept, more than `omlx_worker.engine.warm_up` lists for 128 rows: each
+`forward` has a `commit` for each way to sample. The least recently used go.
 
-MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
-dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
-one or two traces (1.3 on average where rows come and go and depths change).
+MLX keeps every trace of a function until the function itself is dropped, and a worker meets
+hundreds of layouts in a night. So each layout has its own functions: a `forward` of up to three
+traces, some 150 kilobytes a layer each, and a `commit` of one, half a megabyte in all.
 """
 
 _OF_DRAFTS = ("drafts", "weights")
@@ -85,8 +85,8 @@ class Halves:
 
     def __init__(self, model: RaggedModel, own_depth: int) -> None:
         self.traces = 0
-        self.forwards = lru_cache(MOST_STEPS)(self._forward)
-        self.commits = lru_cache(MOST_STEPS)(self._commit)
+        self.forwards = lru_cache(MOST_FORWARDS)(self._forward)
+        self.commits = lru_cache(MOST_COMMITS)(self._commit)
         self.first_windows = FirstWindows(model)
         self._model = model
         self._own_depth = own_depth
@@ -264,21 +264,22 @@ def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) ->
     to that of the deepest step. A change of depth wastes the drafts that are cut.
 
     Args:
-        state: without drafts, the step's window is one token.
+        state: without drafts, it gets some that no row may accept.
         caches: changed in place.
         deepest: the most that any step drafts.
     """
-    if depth and "drafts" not in state:
-        return state
     for cache in caches:
         if isinstance(cache, RecurrentCache):
             cache.fit(1 + depth, 1 + deepest)
-    if "drafts" not in state or state["drafts"].shape[1] == depth:
+    made = state["drafts"].shape[1] if "drafts" in state else 0
+    if made == depth:
         return state
     rest = {name: array for name, array in state.items() if name not in _OF_DRAFTS}
-    if depth:
+    if depth and not made:
+        rest["drafts"] = mx.zeros((*state["offered"].shape, depth), mx.int32)
+    elif depth:
         rest |= {n: widened(state[n], depth)[:, :depth] for n in _OF_DRAFTS if n in state}
-    return rest | {"offered": mx.minimum(state["offered"], depth)}
+    return rest | {"offered": mx.minimum(state["offered"], min(made, depth))}
 
 
 def _window(state: State) -> tuple[mx.array, Window]:

@@ -33,6 +33,11 @@ FIXED_CHUNK = 256
 """With fixed shapes, prompts are read in chunks that end at multiples of this."""
 
 
+def depths_of(most: int, own: int) -> list[int]:
+    """How many tokens steps draft: up to the model's ``own``, half of ``most`` and ``most``."""
+    return sorted({*range(own + 1), most // 2, most})
+
+
 class ModelError(Exception):
     """A model that cannot be loaded. The message is one sentence for the user."""
 

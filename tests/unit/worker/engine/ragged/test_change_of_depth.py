@@ -16,10 +16,10 @@ from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 DEEPEST = 3
-COMMITS = 1 + 2 * DEEPEST
-"""No drafts at all; for each depth its first drafts, and a step that judges as many as it makes."""
-FORWARDS = COMMITS + DEEPEST
-"""Likewise; and for each depth but the deepest one after a deeper step."""
+COMMITS = 1 + DEEPEST
+"""A step judges as many drafts as it makes."""
+FORWARDS = 1 + 3 * DEEPEST
+"""After no drafts, after as many, and for each depth but the deepest after a deeper step."""
 
 
 def recurrent(width: int) -> RecurrentCache:
@@ -43,14 +43,15 @@ def test_drafts_are_cut_or_padded_and_none_is_judged_that_is_cut(made: int, aske
     state = fit(drafted(made), [cache], asked, DEEPEST)
 
     assert state["offered"].tolist() == [min(made, asked), min(made, asked, 1)]
-    if not made or not asked:
+    if not asked:
         assert "drafts" not in state
         assert "weights" not in state
         return
-    padded = [*range(1, made + 1), 0, 0][:asked]
+    padded = [*range(1, made + 1), 0, 0, 0][:asked]
     assert state["drafts"].tolist() == [padded, padded]
-    assert state["weights"].shape == (2, asked, 5)
-    assert state["weights"][0, :, 0].tolist() == padded
+    if made:
+        assert state["weights"].shape == (2, asked, 5)
+        assert state["weights"][0, :, 0].tolist() == padded
 
 
 @pytest.mark.parametrize(("kept", "asked"), list(itertools.product(range(1, 5), range(4))))

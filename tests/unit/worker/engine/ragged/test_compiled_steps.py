@@ -16,7 +16,8 @@ from tests.helpers.decoding import Loaded, row, run, small_classes
 def test_a_batch_of_many_layouts_keeps_few_compiled_steps_and_every_token(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(halves, "MOST_STEPS", 3)
+    monkeypatch.setattr(halves, "MOST_FORWARDS", 3)
+    monkeypatch.setattr(halves, "MOST_COMMITS", 3)
     rng = random.Random(8)
     prompts = {str(n): [rng.randrange(256) for _ in range(n)] for n in (5, 20, 60, 100, 300)}
     wanted = {name: qwen.greedy(prompt, 40) for name, prompt in prompts.items()}
