@@ -18,7 +18,7 @@ from omlx_worker.engine.caches.recurrent_cache import widened
 from omlx_worker.engine.models.draft_model import DraftModel
 from omlx_worker.engine.ragged import lookups, speculation
 from omlx_worker.engine.ragged.sampling import Distribution
-from omlx_worker.engine.ragged.speculation import Drafts
+from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, START, draw_pairs, exact_pairs
@@ -161,9 +161,9 @@ def test_a_rejection_judged_or_replaced_by_samples_of_the_target_would_be_notice
 ) -> None:
     judge = speculation._judge_by_ratio
 
-    def faulty(target: Distribution, drafts: Drafts, drawn: mx.array, *rest: Any) -> Verdict:
-        samples = target.pick(drawn)[:, : drafts.tokens.shape[1]]
-        return fault(judge(target, drafts, drawn, *rest), samples, drafts.tokens)
+    def faulty(target: Distribution, state: State, drawn: mx.array, *rest: Any) -> Verdict:
+        samples = target.pick(drawn)[:, : state["drafts"].shape[1]]
+        return fault(judge(target, state, drawn, *rest), samples, state["drafts"])
 
     monkeypatch.setattr(speculation, "_judge_by_ratio", faulty)
     model = TableModel(closeness=0.6)

@@ -16,7 +16,6 @@ At temperature 0 both distributions are one token, and the rules are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -35,23 +34,9 @@ _DRAFT_STREAM = 0x9E3779B9
 _VERDICT_STREAM = 0x7F4A7C15
 
 
-@dataclass(frozen=True)
-class Drafts:
-    """Drafts for the next step to judge.
-
-    Attributes:
-        tokens: ``[S, K]`` int32.
-        weights: ``[S, K, V]``, the log-weights that drew them; kept for ``ratio`` alone.
-    """
-
-    tokens: mx.array
-    weights: mx.array | None = None
-
-
 def judge(
     target: Distribution,
-    drafts: Drafts | None,
-    offered: mx.array,
+    state: dict[str, mx.array],
     positions: mx.array,
     params: Params,
     plan: Plan,
@@ -60,7 +45,7 @@ def judge(
 
     Args:
         target: the target's distribution at each window position.
-        offered: ``[S]`` int32, how many of a row's drafts may be accepted.
+        state: of the step, which may have ``drafts``.
         positions: ``[S, W]`` int32, the position in the history of each sample.
 
     Returns:
@@ -68,40 +53,40 @@ def judge(
         accepted counts ``[S]`` int32.
     """
     gumbel = _noise(params["keys"], positions, target, plan)
-    tokens = target.pick(gumbel)
-    if drafts is None:
+    tokens, offered = target.pick(gumbel), state["offered"]
+    if "drafts" not in state:
         return tokens, mx.zeros_like(offered)
-    depth = drafts.tokens.shape[1]
+    drafts = state["drafts"]
+    depth = drafts.shape[1]
     places = mx.arange(depth)
-    agrees = tokens[:, :depth] == drafts.tokens
+    agrees = tokens[:, :depth] == drafts
     if plan.ratio:
-        survives, instead = _judge_by_ratio(target, drafts, gumbel, positions, params)
+        survives, instead = _judge_by_ratio(target, state, gumbel, positions, params)
         agrees = mx.where(params["ratio"], survives, agrees)
     kept = agrees & (places < offered[:, None])
     accepted = mx.cumprod(kept.astype(mx.int32), axis=1).sum(axis=1)
     if plan.ratio:
         rejected = (places == accepted[:, None]) & (places < offered[:, None])
         replaced = mx.where(rejected & params["ratio"], instead, tokens[:, :depth])
-        replaced = mx.where(places < accepted[:, None], drafts.tokens, replaced)
+        replaced = mx.where(places < accepted[:, None], drafts, replaced)
         tokens = mx.concatenate([replaced, tokens[:, depth:]], axis=1)
     return tokens, accepted
 
 
 def _judge_by_ratio(
     target: Distribution,
-    drafts: Drafts,
+    state: dict[str, mx.array],
     gumbel: mx.array | None,
     positions: mx.array,
     params: Params,
 ) -> tuple[mx.array, mx.array]:
     """Whether each draft is accepted ``[S, K]``, and the token to take otherwise."""
     assert target.weights is not None
-    assert drafts.weights is not None
     assert gumbel is not None
-    depth = drafts.tokens.shape[1]
+    chosen = state["drafts"][..., None]
+    depth = chosen.shape[1]
     p = mx.softmax(target.weights[:, :depth], axis=-1)
-    q = mx.softmax(drafts.weights, axis=-1)
-    chosen = drafts.tokens[..., None]
+    q = mx.softmax(state["weights"], axis=-1)
     p_chosen = mx.take_along_axis(p, chosen, axis=-1)[..., 0]
     q_chosen = mx.take_along_axis(q, chosen, axis=-1)[..., 0]
     u = uniform(_stream(params["keys"], _VERDICT_STREAM), positions[:, :depth])
@@ -116,17 +101,13 @@ def propose(
     model: RaggedModel,
     caches: Sequence[LayerCache],
     hidden: mx.array,
-    counts: mx.array | None,
+    state: dict[str, mx.array],
     depth: int,
-    *,
     tokens: mx.array,
-    accepted: mx.array,
     window: Window,
-    cursors: mx.array,
-    body_lengths: mx.array,
     params: Params,
     plan: Plan,
-) -> Drafts:
+) -> dict[str, mx.array]:
     """Draft ``depth`` tokens for every row, after the window that was just judged.
 
     The head's entry at a position takes the hidden state there and the token after it. So it reads
@@ -136,12 +117,14 @@ def propose(
 
     Args:
         hidden: ``[S, W, hidden]``, the backbone's normed output of the window.
-        counts: ``[S, V]``, of each row's history including its new pending token.
+        state: after the window was committed.
         tokens: ``[S, W + 1]`` int32, the window's first token, then those from `judge`.
-        accepted: from `judge`.
         window: of the tokens that ``hidden`` belongs to.
-        cursors: ``[S]`` int32, after the window was committed.
+
+    Returns:
+        The state's ``drafts``, and with the ratio rule their ``weights``.
     """
+    cursors, accepted, counts = state["cursors"], state["accepted"], state.get("counts")
     drafter = model.drafter
     assert drafter is not None
     out = drafter.draft(tokens, hidden, caches, window)
@@ -161,11 +144,10 @@ def propose(
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
             at = cursors + place if drafter.advances else window.cursors + accepted
-            here = Window.at(at, body_lengths, 1, window.table, window.entries)
+            here = Window.at(at, window.body_lengths, 1, window.table, window.entries)
             last = drafter.draft(token, last, caches, here)
-    return Drafts(
-        mx.concatenate(drawn, axis=1), mx.concatenate(weights, axis=1) if weights else None
-    )
+    made = {"drafts": drawn} | ({"weights": weights} if weights else {})
+    return {name: mx.concatenate(parts, axis=1) for name, parts in made.items()}
 
 
 def _noise(keys: mx.array, positions: mx.array, of: Distribution, plan: Plan) -> mx.array | None:

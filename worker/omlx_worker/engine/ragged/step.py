@@ -37,7 +37,7 @@ from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedMod
 from omlx_worker.engine.ragged.first_windows import FirstWindows
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
 from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
-from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
+from omlx_worker.engine.ragged.speculation import judge, propose
 
 MOST_FORWARDS, MOST_COMMITS = 240, 720
 """Compiled functions that are kept, more than `omlx_worker.engine.warm_up` lists for 128 rows: each
@@ -191,8 +191,7 @@ def commit(
     Returns:
         The outcome, and the new state.
     """
-    drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
-    cursors, body_lengths = state["cursors"], state["body_lengths"]
+    cursors = state["cursors"]
     tokens, window = _window(state)
     width = tokens.shape[1]
 
@@ -200,15 +199,14 @@ def commit(
     counted = None if counts is None else _counts_along(counts, tokens)
     target = distribution(model.logits(hidden), counted, params, plan, allowed)
     positions = cursors[:, None] + mx.arange(1, width + 1)
-    offered = state["offered"]
-    emitted, accepted = judge(target, drafts, offered, positions, params, plan)
+    emitted, accepted = judge(target, state, positions, params, plan)
 
     moved = cursors + (1 + accepted) * params["active"]
     pending = mx.take_along_axis(emitted, accepted[:, None], axis=1)[:, 0]
     after = {
         "pending": pending,
         "cursors": moved,
-        "body_lengths": body_lengths,
+        "body_lengths": state["body_lengths"],
         "table": state["table"],
         "entries": state["entries"],
         "accepted": accepted,
@@ -220,37 +218,19 @@ def commit(
     following = mx.concatenate([tokens[:, :1], emitted], axis=1)
     shortest = BEFORE_OWN if own else SHORTEST
     own = min(own, depth)
-    proposed = None
     if own:
-        proposed = propose(
-            model,
-            caches,
-            hidden,
-            counts,
-            own,
-            tokens=following,
-            accepted=accepted,
-            window=window,
-            cursors=moved,
-            body_lengths=body_lengths,
-            params=params,
-            plan=plan,
-        )
+        after |= propose(model, caches, hidden, after, own, following, window, params, plan)
     elif model.drafter:
         # Nothing takes the output, so only the head's keys and values are computed.
         model.drafter.draft(following, hidden, caches, window)
     after["offered"] = mx.minimum(params["depth"], own)
-    after["source"] = mx.zeros_like(offered)
+    after["source"] = mx.zeros_like(state["source"])
     if "history" in state:
         after["history"] = extended(state["history"], cursors, emitted)
-    if proposed is not None:
-        after["drafts"] = proposed.tokens
-        if proposed.weights is not None:
-            after["weights"] = proposed.weights
     if "history" in state and depth:
         vocabulary = model.vocabulary if plan.ratio else 0
         after |= look_up(after, params["depth"], depth, shortest, vocabulary)
-    verdicts = mx.stack([offered, accepted, state["source"]], axis=1).astype(mx.int32)
+    verdicts = mx.stack([state["offered"], accepted, state["source"]], axis=1).astype(mx.int32)
     return Outcome(verdicts, emitted, target.logits), after
 
 

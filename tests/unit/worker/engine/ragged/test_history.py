@@ -113,11 +113,11 @@ def test_counting_the_last_token_twice_while_drafting_would_be_noticed(
 ) -> None:
     propose = speculation.propose
 
-    def faulty(*args: Any, **named: Any) -> Any:
-        model, caches, hidden, counts, depth = args
-        last = mx.take_along_axis(named["tokens"], named["accepted"][:, None], axis=1)[:, 0]
-        twice = counts.at[mx.arange(counts.shape[0]), last].add(1)
-        return propose(model, caches, hidden, twice, depth, **named)
+    def faulty(*args: Any) -> Any:
+        model, caches, hidden, state, depth, tokens, *rest = args
+        last = mx.take_along_axis(tokens, state["accepted"][:, None], axis=1)[:, 0]
+        twice = state["counts"].at[mx.arange(last.size), last].add(1)
+        return propose(model, caches, hidden, state | {"counts": twice}, depth, tokens, *rest)
 
     monkeypatch.setattr(step, "propose", faulty)
 
