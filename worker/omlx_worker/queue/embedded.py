@@ -160,7 +160,7 @@ class EmbeddedRedis:
                     break
                 try:
                     # Make sure that no other server has the port.
-                    if client.config_get("dir")["dir"] == str(self.folder.resolve()):
+                    if _keeps(client, self.folder):
                         client.ping()
                         return
                 except BusyLoadingError:
@@ -182,7 +182,20 @@ def running_url(folder: Path) -> str | None:
     if not log.exists():
         return None
     with log.open("ab") as stream:
-        return None if _locked(stream) else _url_in(stream)
+        if url := _url_in(stream):
+            with (
+                contextlib.suppress(RedisError),
+                Redis.from_url(url, socket_timeout=1.0, retry=None) as client,
+            ):
+                if _keeps(client, folder):
+                    return url
+        # It does not answer: it may be about to end.
+        return None if _locked(stream) else url
+
+
+def _keeps(client: Redis, folder: Path) -> bool:
+    """Whether a server keeps its data in a folder."""
+    return bool(client.config_get("dir")["dir"] == str(folder.resolve()))
 
 
 def _locked(log: IO[bytes]) -> bool:
