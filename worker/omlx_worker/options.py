@@ -59,8 +59,11 @@ class ModelCommand(SectionedCommand):
             ctx.fail("--model is given more than once; omlx-worker run alone serves several.")
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
+            # Of an INPUT and a model without its option, either may be the extra one.
+            has_input = any(isinstance(each, click.Argument) for each in self.params)
+            model = "MODEL" if has_input else shlex.quote(rest[0])
             given = ctx.get_parameter_source("model") == ParameterSource.COMMANDLINE
-            remedy = "leave it out" if given else f"for a model give -m {shlex.quote(rest[0])}"
+            remedy = "leave it out" if given else f"for a model give -m {model}"
             ctx.fail(f"Got unexpected extra argument ({rest[0]}); {remedy}.")
         return rest
 

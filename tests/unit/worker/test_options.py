@@ -69,11 +69,17 @@ def test_the_model_has_a_short_option(command: str) -> None:
     assert set(model.opts) == {"-m", "--model"}
 
 
-@pytest.mark.parametrize("command", ["run", "check", "bench", "service install"])
-def test_a_model_without_its_option_is_told_of_it(command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        *((command, "'my model'") for command in ("run", "check", "bench", "service install")),
+        ("batch rows.csv", "MODEL"),
+    ],
+)
+def test_a_model_without_its_option_is_told_of_it(command: str, model: str) -> None:
     result = invoke(*command.split(), "my model")
     assert result.exit_code == 2
-    assert "extra argument (my model); for a model give -m 'my model'\n" in result.stderr
+    assert f"extra argument (my model); for a model give -m {model}\n" in result.stderr
     assert "(b); leave it out\n" in invoke(*command.split(), "-m", "a", "b").stderr
 
 
