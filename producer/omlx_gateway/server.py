@@ -1,8 +1,7 @@
-"""The HTTP server: uvicorn, as many connections as a share of its open files allows."""
+"""The HTTP server: uvicorn, as many connections as the system grants open files."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import resource
@@ -21,42 +20,14 @@ MAX_HEADER_BYTES = 64 * 2**10
 GRACE_SECONDS = 10
 """For open answers, after the signal to stop."""
 OPEN_FILES = 10_240
-"""The most that macOS grants to a process without a hard limit."""
-FILES_PER_CONNECTION = 3
-"""Itself, one that is accepted before it can make room, and a file that is sent over it."""
+"""Each connection is one. The most that macOS grants to a process without a hard limit."""
 
 
 class OneAnswer(H11Protocol):
     """Answers what is no HTTP with a 400, unless the application has begun to answer.
 
     The break may come in the middle of a body, while the application reads it or afterwards.
-    A new connection beyond the limit closes those that have waited longest for a request.
     """
-
-    _waits_since = 0.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._waits_since = self.loop.time()
-        most = open_files() // FILES_PER_CONNECTION
-        if len(self.connections) > most:
-            waiting = [each for each in self.connections if isinstance(each, OneAnswer)]
-            waiting = [each for each in waiting if each._waits]
-            waiting.sort(key=lambda each: each._waits_since)
-            # Many at once, since it takes a while to look at all.
-            for each in waiting[: max(1, min(most // 8, len(waiting) - 1))]:
-                self.connections.discard(each)
-                each.transport.abort()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._waits_since = self.loop.time()
-
-    @property
-    def _waits(self) -> bool:
-        """Whether no request of this connection is being answered."""
-        answered = self.cycle is None or self.cycle.response_complete
-        return answered and not self.transport.is_closing()
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -82,8 +53,6 @@ def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
         "server_header": False,
         "http": OneAnswer,
         "ws": "none",
-        # The event loop accepts as many at once, a few times before the first can make room.
-        "backlog": min(2048, open_files() // 8),
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
     }
@@ -107,14 +76,8 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
 
 def allow_open_files() -> None:
     """Raise the soft limit of open files to `OPEN_FILES`, or as far as the hard one allows."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if open_files() < wanted:
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def open_files() -> int:
-    """How many files this process may open."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return OPEN_FILES if soft == resource.RLIM_INFINITY else soft

@@ -60,20 +60,18 @@ def running_gateway(
 
 @contextlib.contextmanager
 def gateway_process(
-    url: str,
-    port: int,
-    *options: str,
-    stderr: IO[bytes] | None = None,
-    files: tuple[int, int] | None = None,
+    url: str, port: int, *options: str, stderr: IO[bytes] | None = None, files: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A gateway as a process of its own, killed when the block ends.
 
     Args:
-        files: that it may open, until it allows itself more, and then.
+        files: that it may open, until it allows itself more.
     """
     code = "from omlx_gateway.cli import main; main()"
     if files is not None:
-        code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {files}); {code}"
+        hard = "resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
+        limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {hard}))"
+        code = f"import resource; {limit}; {code}"
     arguments = ["--port", str(port), "--redis-url", url, *options]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
