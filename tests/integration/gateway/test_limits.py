@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import httpx2
+import pytest
 from redis import Redis
 
 from omlx_gateway.limits import Limits
