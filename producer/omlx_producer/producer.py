@@ -72,6 +72,8 @@ class JobHandle:
     def text(self) -> Iterator[str]:
         """The text of its first choice as it is written, without thinking and calls of tools.
 
+        Not for a job with ``echo``, whose prompt is in the result alone.
+
         >>> job = producer.submit(prompt="def f(x):")
         >>> "".join(job.text()) == job.result().text
         True
@@ -219,9 +221,9 @@ class Producer:
             idempotency_keys: one for each request, or None.
 
         Raises:
-            InvalidRequest: for the first invalid request, whose index begins the message if there
-                are several; nothing was enqueued. Only if another client takes a key meanwhile are
-                earlier chunks enqueued.
+            InvalidRequest: for the first invalid request; if more than one was given, its index
+                begins the message. Nothing was enqueued. Only if another client takes a key
+                meanwhile are earlier chunks enqueued.
             UnsuitableRedis: see `require_suitable`.
         """
         self.require_suitable()
@@ -267,7 +269,7 @@ class Producer:
         Args:
             model: may be left out if workers serve exactly one.
             dimensions: numbers of a vector; by default all that it has.
-            timeout: see `result`; of each 64 texts, which are a job.
+            timeout: see `result`; for each job of up to 64 texts.
 
         Raises:
             InvalidRequest: see `submit`.

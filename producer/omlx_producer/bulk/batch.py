@@ -247,7 +247,7 @@ class Batch:
 
     @property
     def results_key(self) -> str:
-        """A hash: compressed output lines by row number."""
+        """A hash: output lines by the name of the row, compressed or not."""
         return batch_results_key(self.run)
 
     @property
@@ -260,7 +260,7 @@ class Batch:
         return batch_waiting_key(self.run, queue)
 
     def running_key(self, queue: str) -> str:
-        """A hash: rows that have a job, by number."""
+        """A hash: rows that have a job, by name."""
         return batch_running_key(self.run, queue)
 
     def upload(self, rows: Iterable[Row | BadRow], begun: str | None = None) -> int:
@@ -542,7 +542,8 @@ class Batch:
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
 
-        The batch is over when its last running row has ended; one that is uploaded is at once. The
+        The batch is over when its last running row has ended; one that is still
+        uploaded is over at once. The
         command of a run ends as if it was interrupted. Returns False if it is over already.
         """
         queues = self.read(broken=True).queues

@@ -74,7 +74,7 @@ class Collector:
     Attributes:
         stopped: whether rows that wait are withdrawn.
         cancelled_by: who has cancelled the batch; empty if nobody did. The run then stops.
-        waited: the rows that it took out of Redis, or stopped.
+        waited: after a cancel of the batch, the rows that it took out of Redis or stopped.
     """
 
     def __init__(

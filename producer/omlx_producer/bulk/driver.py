@@ -23,7 +23,7 @@ class Driver:
         run: its id.
         rows: of the source, those to run.
         errors: the file of errors, for what is shown.
-        only_failures: whether they have failed before, and the others of the source do not count.
+        only_failures: whether the rows are those that failed before; others are not counted then.
         check: called at each turn. What it raises ends the run.
 
     Attributes:

@@ -119,7 +119,7 @@ def has_rows_left(
     *,
     replace_results: bool = False,
 ) -> bool:
-    """Whether a run would run any row; of stdin it is not known, so it is said to. Writes nothing.
+    """Whether a run would run any row; True for stdin, of which it is not known. Writes nothing.
 
     Args:
         output: of an earlier run perhaps; see `omlx_producer.bulk.run.run_here`.

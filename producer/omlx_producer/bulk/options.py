@@ -38,7 +38,7 @@ class RunOptions(Shape):
     input: str
     format: Format = Field(description="The format of INPUT; by default its suffix.")
     delimiter: str | None = Field(
-        default=None, description="Of a CSV; its first line tells ; , tab."
+        default=None, description="Separates cells; else line 1 tells it."
     )
     limit: Count | None = Field(default=None, description="Take the first rows only, this many.")
     priority: Priority = Field(default="bulk", description="Queue of the rows.")

@@ -179,7 +179,7 @@ class LinesFile:
             write(f"{self.path}: something else has changed it; its copy is {copy}\n", err=True)
         else:
             write(
-                f"{self.path}: written again, for its lines are in {run_path(self.path)}; to start "
+                f"{self.path}: written again, for its lines are in {self._store.path}; to start "
                 "over, remove that, too\n",
                 err=True,
             )

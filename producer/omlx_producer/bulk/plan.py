@@ -18,8 +18,9 @@ from omlx_producer.bulk.store import Store
 
 BUFFER_ROWS = 1024
 BUFFER_CHARACTERS = 32 * 2**20
-# Rows with this many characters in common form a group; those with this many times as many, again.
+# Rows that begin with the same characters, this many, form a group.
 PREFIX_CHARACTERS = 256
+# Within a group, those with this many times as many in common form one again.
 LONGER = 4
 
 

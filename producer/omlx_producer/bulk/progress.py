@@ -199,7 +199,7 @@ class WorkerWatch:
         """Print the reasons that two looks in a row have found."""
         self._told &= held_up
         for reason in sorted((held_up & self._held_up) - self._told):
-            write(f"{reason}; rows wait, and Ctrl-C keeps them\n", err=True)
+            write(f"{reason}; rows wait, and Ctrl-C loses none\n", err=True)
             self._told.add(reason)
         self._held_up = held_up
 
@@ -209,7 +209,7 @@ class Progress:
 
     Args:
         run: the id of the run or of the batch's run.
-        errors: the file that bad rows are reported with; None for a batch, which counts its rows.
+        errors: the file that a report of bad rows names; None for a batch, which has none.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ _FOREIGN = {
 _WHOLE_JSON = re.compile(r"\s*(\[|\{\s*$)")
 # What a byte that is not UTF-8 becomes.
 _STRAY_BYTE = re.compile("[\udc80-\udcff]")
-# The longest prompt of the protocol fits, with each character escaped.
+# The longest prompt of the protocol fits, with each character as one \uXXXX.
 MAX_LINE_BYTES = 64 * 2**20
 PARQUET_ROWS = 256
 COUNT_BYTES = 1 << 20

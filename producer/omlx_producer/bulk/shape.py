@@ -79,7 +79,8 @@ class Shape(BaseModel):
         id_field: by default ``custom_id``, else ``id``, else the row has its number.
         sampling: fields of the request, for rows that do not set them.
         embed: whether vectors of the texts are wanted.
-        empty: of the template. By default the run is refused; rows that can be read only once fail.
+        empty: what becomes of rows with an empty field of the template. By default the run is
+            refused; where rows can be read only once, rows after the first hundred fail.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,9 +88,7 @@ class Shape(BaseModel):
     template: str | None = Field(
         default=None, description='Make prompts, as in "Summarise: {text}".'
     )
-    id_field: str | None = Field(
-        default=None, description="Holds the custom_id; else custom_id or id."
-    )
+    id_field: str | None = Field(default=None, description="Column of ids; else custom_id or id.")
     empty: Empty | None = Field(default=None, description="What becomes of rows with empty fields.")
     model: str | None = Field(default=None, description="Run all rows on this, whatever they name.")
     raw: bool = Field(

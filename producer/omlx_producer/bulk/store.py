@@ -121,7 +121,7 @@ class Store:
     """
 
     def __init__(self, path: Path | None = None, *, like: Path | None = None) -> None:
-        self._path = path
+        self.path = path
         if path is not None:
             make_file(path, like=like)
         with self._errors():
@@ -134,7 +134,7 @@ class Store:
     def _open(self) -> None:
         # With the lock held for good, the log needs no shared memory.
         durable = ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "fullfsync = ON")
-        for pragma in durable if self._path else ("journal_mode = OFF", "synchronous = OFF"):
+        for pragma in durable if self.path else ("journal_mode = OFF", "synchronous = OFF"):
             self._run(f"PRAGMA {pragma}")
         self._run(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._run("PRAGMA temp.journal_mode = OFF")
@@ -329,18 +329,18 @@ class Store:
             if name.startswith("SQLITE_BUSY"):
                 raise InvalidRequest(
                     None,
-                    f"{self._path}: another command is writing it",
+                    f"{self.path}: another command is writing it",
                     "wait for its end, or end it",
                 ) from None
             if name == "SQLITE_NOTADB":
                 raise self._of_another_version() from None
-            where = self._path or "the index of rows, in the folder of temporary files (TMPDIR)"
+            where = self.path or "the index of rows, in the folder of temporary files (TMPDIR)"
             raise OSError(errno.EIO, str(error), str(where)) from error
 
     def _of_another_version(self) -> InvalidRequest:
         return InvalidRequest(
             None,
-            f"{self._path}: another version of omlx-submit wrote it",
+            f"{self.path}: another version of omlx-submit wrote it",
             "use that version, or run with another output",
         )
 

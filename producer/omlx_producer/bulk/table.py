@@ -210,7 +210,7 @@ def write_table(
     *,
     like: Path,
 ) -> None:
-    """Write the table of output lines, results and errors. A result with an error failed after it.
+    """Write the table of output lines. Of a line with a result and an error, a later try failed.
 
     Args:
         rows: output lines, each with the values of its row in the input.

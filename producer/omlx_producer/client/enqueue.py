@@ -190,7 +190,7 @@ def enqueue(
 
 
 def require_free_keys(connection: redis.Redis, jobs: Sequence[NewJob]) -> None:
-    """Refuse jobs of which one has the key, but not the request, of another one.
+    """Refuse jobs if one has the key of another job, but another request.
 
     Raises:
         InvalidRequest: for the first of them.

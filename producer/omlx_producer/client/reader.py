@@ -41,7 +41,7 @@ _ASKING = 8
 _WAKE_SECONDS = 60
 _PAUSE_SECONDS = 0.02
 
-# Between looks of a wait, which the stream of its group tells of the end.
+# A wait looks at its job this often, should the stream of its group not tell of the end.
 RECHECK_SECONDS = 15.0
 # A wait looks at its job once, however short its timeout is, unless the server hangs.
 FIRST_RECHECK_SECONDS = 1.0
@@ -231,7 +231,7 @@ class AsyncReader:
             1 + _ASKING, timeout=None, connection_class=pool.connection_class, **options
         )
         self.connection = redis.asyncio.Redis(connection_pool=self._pool)
-        # The client lives as long, so its id is not another's.
+        # Held, so that no other client gets its id, which is in the key of this reader.
         self.client = connection
         self._key = key
         self._block = int(1000 * block_seconds(connection))

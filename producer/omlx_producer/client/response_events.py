@@ -21,7 +21,7 @@ _TEXTS = {"reasoning": "response.reasoning_text", "message": "response.output_te
 
 
 class ResponseEvents:
-    """Makes the events of a streamed response of one job's events, from its first event on.
+    """Turns the events of one job, from its first on, into those of a streamed response.
 
     Each thought and each text is an item of the output and comes as it is written. Calls of
     functions come whole, with the end of the job.
@@ -31,7 +31,7 @@ class ResponseEvents:
         request: that `chat_fields` has made.
 
     Attributes:
-        told: the number of the next event. A failure is an event if it is not the first.
+        told: the number of the next event. A failure becomes an event only after another one.
     """
 
     def __init__(self, job_id: str, model: str, request: GenerationRequest) -> None:

@@ -5,8 +5,8 @@
 --            only checks the lease
 --
 -- Returns {job, reason, job, reason, ...} for refused events: the job's status if the lease is gone,
--- 'written' if the stream has other entries, the number of its tokens if the server has lost its
--- end. 'stop' means that the event was written and the job is to be stopped.
+-- 'written' if the stream has other entries, the number of tokens in it if the server has lost the
+-- last ones. 'stop' means that the event was written and the job is to be stopped.
 
 local ttl = ARGV[1]
 local told = {}

@@ -24,17 +24,19 @@ local function clean(registry)
 end
 
 local function look_again(registry, job)
-  if status(job) ~= 'canceled' then return redis.call('ZREM', registry, job) end
+  if status(job) ~= 'canceled' then
+    redis.call('ZREM', registry, job)
+    return
+  end
   local milliseconds = redis.call('PTTL', job_key(job))
   local seconds = milliseconds > 0 and milliseconds / 1000 or 86400
-  return redis.call('ZADD', registry, number(time + seconds), job)
+  redis.call('ZADD', registry, number(time + seconds), job)
 end
 
 local function clean_cancelled(registry)
   local due = redis.call('ZRANGEBYSCORE', registry, '-inf', number(time), 'LIMIT', 0, most)
-  for _, job in ipairs(due) do
-    if look_again(registry, job) then more = more or #due == most end
-  end
+  for _, job in ipairs(due) do look_again(registry, job) end
+  more = more or #due == most
 end
 
 clean(RQ .. 'finished:' .. queue)

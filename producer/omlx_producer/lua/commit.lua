@@ -1,7 +1,7 @@
 -- End jobs as RQ does, each independently, if the execution still holds the job.
 --
 -- ARGV[1]     worker name
--- ARGV[2]     seconds until the stream of a job without a result expires, at most
+-- ARGV[2]     seconds until the stream of a job that did not finish expires, at most
 -- ARGV[3..]   for each job: queue, job, execution,
 --             'finished', 'failed' or 'stopped', or 'retry': failed, unless RQ's `Retry` applies,
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,

@@ -10,8 +10,8 @@ A worker writes every event of a job twice, in one script call: as an entry of t
 ``events_key(job_id)`` (field ``event``) and as a message on the channel
 ``tokens_channel(job_id)``. Both hold the same JSON document:
 
-``tokens``     the new tokens of one step. ``n`` is the number of tokens of the job so far, all
-               choices together; ``choices`` are the choices that changed (`ChoiceDelta`)
+``tokens``     the new tokens since the event before. ``n`` is the number of tokens of the job
+               so far, all choices together; ``choices`` are those that changed (`ChoiceDelta`)
 ``done``       the job finished: ``finish_reasons`` by choice, the calls of tools, and ``usage``
 ``failed``     the job failed: ``error`` is one sentence
 ``cancelled``  the job was cancelled or stopped: ``error`` says why

@@ -126,7 +126,7 @@ def token_digest(tokens: Sequence[int], before: int = 0) -> int:
 
 
 class ChoiceDelta(Wire):
-    """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead.
+    """What a choice has got since the event before. ``text`` may lag behind ``tokens``, never lead.
 
     Attributes:
         start: tokens of the choice before these.
@@ -276,7 +276,7 @@ class Usage(Wire):
 
 
 class TokensEvent(Wire):
-    """The new tokens of one step. ``n`` counts the tokens of the job so far.
+    """The new tokens since the event before. ``n`` counts the tokens of the job so far.
 
     Attributes:
         markup: the markers in the texts of a chat; only in the first event of a job.

@@ -110,7 +110,7 @@ class GenerationRequest(RequestPart):
         ]
         | None,
         Remedy(f"text of 1 to {MAX_PROMPT_CHARACTERS} characters or a list of token ids"),
-    ] = Field(default=None, description="A text that goes on, or its tokens.")
+    ] = Field(default=None, description="A text to continue, or its tokens.")
     input: Annotated[
         Prompt
         | Annotated[
@@ -227,7 +227,7 @@ class GenerationRequest(RequestPart):
     )
     cache: bool = Field(default=True, description="Reuse a prefix that other prompts have read.")
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        default=None, description="Share it only among requests with this salt."
+        default=None, description="Share what was read only among requests with this salt."
     )
     response_format: Annotated[
         ResponseFormat | None, Remedy('an object such as {"type": "json_object"}')

@@ -153,7 +153,7 @@ def test_a_file_outlives_the_worker_of_somebody_else(
             killed = pool.submit(kill, process)
             left = batch(*line)
             killed.result()
-    assert said[0] == f"no worker serves {ALIAS}; rows wait, and Ctrl-C keeps them\n"
+    assert said[0] == f"no worker serves {ALIAS}; rows wait, and Ctrl-C loses none\n"
     assert left.exit_code == 130
     assert "\nstopping; waiting for the rows that run, " in left.stderr
     assert "\nstopped; continue with: omlx-worker " in left.stderr

@@ -37,7 +37,7 @@ from omlx_worker.queue.order import ClaimOrder, ClaimPlan
 log = logging.getLogger("omlx_worker.worker")
 
 MOST_COMING = 32
-"""Claimed jobs in preparation, at most: of the best queue, and again of all others together."""
+"""Jobs of one claim at most, and jobs of other queues than the best in preparation together."""
 
 GATHER_SECONDS = 0.02
 """How long after its claim a job that is ready waits for others of its queue that are not."""
@@ -48,7 +48,7 @@ class Admission:
 
     Args:
         alias: of the model that the engine has.
-        main: gets what a job that was prepared has come to; it is for `prepared`.
+        main: the mailbox that gets a `Prepared` for each job; give it to `prepared`.
         submit: sends the decode thread a job to run or to drop.
         traffic: where refused jobs go.
         observers: told of claims and starts.
@@ -160,7 +160,8 @@ class Admission:
         return bool(claims)
 
     def _turn(self, held: Sequence[Claim]) -> int | None:
-        """The rank up to which one more job may wait here, before further choices of held jobs.
+        """The worst rank of which one more job may be claimed although no row is free: it goes
+        before the choices of held jobs that wait.
 
         None while any held job has produced nothing: another worker may have a place for it.
         """

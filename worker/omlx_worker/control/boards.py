@@ -136,7 +136,7 @@ class ModelBoards:
         return found
 
     def sign_off(self) -> None:
-        """Delete the figures of this worker, and say so of models that it served as the last."""
+        """Delete the figures of this worker, and tell models that nobody serves any more."""
         for model in self._models:
             info = self._infos.get(model.alias)
             sign_off(self._connection, model.alias, self._name, info)

@@ -32,7 +32,7 @@ from omlx_worker.queue.lease import LeaseTable
 log = logging.getLogger("omlx_worker.worker")
 
 BEAT_SECONDS = 15.0
-# As many workers look after a ring, on average; after one ring of 400 more than ten do.
+# This many workers look after a ring, on average. After one ring in 400, more than ten do.
 FEW = 4
 # A worker is silent for this long only if it has died or Redis was away.
 TAKEOVER_SECONDS = 3 * BEAT_SECONDS

@@ -16,7 +16,7 @@ PATIENCE: dict[Priority, float] = {"high": 1 / 20, "default": 1 / 5, "bulk": 1}
 """How long jobs wait for another model's work, in parts of ``switch_after``."""
 
 STAY = 4
-"""A model serves for as many times as long as its load took, so loads take a fifth at most."""
+"""A busy model serves for this many times the time of its load, so loads take a fifth at most."""
 
 Place = tuple[str, Priority]
 """A queue: the alias of its model, and its level."""

@@ -23,7 +23,7 @@ OUTCOMES = (
     *("finished", "failed", "stopped", "retried", "given back", "lost"),
     *("refused", "abandoned"),
 )
-"""How a job leaves. Redis refuses the end of a job, a worker that breaks abandons it."""
+"""How a job leaves. `refused`: Redis did not take its end. `abandoned`: the worker broke."""
 
 
 class JobObserver:

@@ -11,7 +11,7 @@ from omlx_producer.bulk.row import BatchRow
 from omlx_producer.client.outcome import EXPIRED
 
 MAX_BODY_BYTES = 64 * 2**20
-"""The longest payload that is read. The longest prompt fits, with each character as \\uXXXX."""
+"""The longest payload that is read. The longest prompt fits, with each character as one \\uXXXX."""
 
 Treatment = Literal["run", "alone", "stop", "fail"]
 

@@ -180,7 +180,7 @@ class LeaseTable:
 
         Returns:
             Refused jobs and reasons: the job's status if the lease is gone, ``written`` if the
-            stream has other entries, the number of its tokens if the server has lost its end.
+            stream has other entries, the number of tokens in it if the last ones are lost.
         """
         args: list[str | float] = [STREAM_TTL]
         for job, event in events:

@@ -380,7 +380,7 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     monkeypatch.setattr(progress, "FIGURES_SECONDS", 0.0)
     watch, said = (
         WorkerWatch(connection, "aa"),
-        f"no worker serves {ALIAS}; rows wait, and Ctrl-C keeps them\n",
+        f"no worker serves {ALIAS}; rows wait, and Ctrl-C loses none\n",
     )
 
     def told(*, in_flight: int = 1) -> str:

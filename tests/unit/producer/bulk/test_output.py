@@ -28,6 +28,7 @@ from omlx_producer.bulk.output import (
     real_path,
     require_output,
     require_run_output,
+    results_path,
 )
 from omlx_producer.bulk.row import BadRow, Row, RowResult, read_line, write_line
 from omlx_producer.bulk.store import Store, read_settings, run_path
@@ -288,15 +289,17 @@ def test_an_output_that_something_else_has_changed_is_kept_as_a_copy(
     )
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
 def test_an_output_that_is_gone_is_written_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out.jsonl"
+    out = tmp_path / name
     write(out, ok("a"), failed("b")).close()
-    out.unlink()
+    results = results_path(out)
+    results.unlink()
     write(out).close()
-    assert ids(out) == ["a"]
-    assert f"{out}: written again, for its lines are in {out}.run; to start" in (
+    assert ids(results) == ["a"]
+    assert f"{results}: written again, for its lines are in {out}.run; to start" in (
         capsys.readouterr().err
     )
 
