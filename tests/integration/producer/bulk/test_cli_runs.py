@@ -392,8 +392,8 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     assert told() == ""
     connection.sadd("omlx:paused", ALIAS)
     paused = (
-        f"{ALIAS} is paused; omlx-submit resume {ALIAS} lets it go on; rows wait, and Ctrl-C keeps "
-        "them\n"
+        f"{ALIAS} is paused; omlx-submit resume {ALIAS} lets it go on; rows wait, and Ctrl-C loses "
+        "none\n"
     )
     assert [told(), told(), told()] == ["", paused, ""]
     connection.delete(workers_key(ALIAS))
