@@ -16,7 +16,7 @@ from omlx_producer.producer import Producer
 LOAD_SECONDS = 600.0
 STOP_SECONDS = 60.0
 IDLE_SECONDS, IDLE_SHARE = 10.0, 0.1
-"""A process is idle that takes no more than this share of a processor for so long."""
+"""A process that takes at most this share of a processor for so long is idle."""
 
 Process = subprocess.Popen[bytes]
 
