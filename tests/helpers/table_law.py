@@ -76,6 +76,8 @@ def draw_pairs(
         while lengths.min() < 3:
             depth = next(turns)
             state = fit(state, [], depth, max(depths)) | {"table": zeros[:, None]}
+            if plan.ratio and depth and "weights" not in state:
+                state["weights"] = mx.zeros((ROWS, depth, VOCABULARY))
             outcome, state = step(model, state, settings, plan, depth, own)
             accepted = np.array(outcome.verdicts)[:, 1]
             for place, tokens in enumerate(np.array(outcome.tokens).T):
