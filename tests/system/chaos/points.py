@@ -81,7 +81,8 @@ def reach(point: str, connection: Any = None) -> None:
     if action == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == STOP:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread, which else may go on until another has taken the signal.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == CUT:
         connection.disconnect()
         raise ConnectionError("the connection was cut")
