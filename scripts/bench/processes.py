@@ -16,7 +16,7 @@ from omlx_producer.producer import Producer
 LOAD_SECONDS = 600.0
 STOP_SECONDS = 60.0
 IDLE_SECONDS, IDLE_SHARE = 10.0, 0.1
-"""A process that takes at most this share of a processor for so long is idle."""
+"""For so long an idle process takes at most this share of a processor."""
 
 Process = subprocess.Popen[bytes]
 

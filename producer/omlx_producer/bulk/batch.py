@@ -542,9 +542,9 @@ class Batch:
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
 
-        The batch is over when its last running row has ended; one that is still
-        uploaded is over at once. The
-        command of a run ends as if it was interrupted. Returns False if it is over already.
+        The batch is over when its last running row has ended, or at once if its upload has not
+        ended. The command of a run ends as if it was interrupted. Returns False if it is over
+        already.
         """
         queues = self.read(broken=True).queues
         found = self._script("cancel", _this_user(), *queues)

@@ -1,9 +1,9 @@
 """The batch of a run: keeps it filled with rows, and collects their results.
 
 It is like a detached batch, but only a window of rows is uploaded ahead, and results leave Redis
-once they are durable in the sink. A row is known to the batch, by its
-digest, from before its upload until then; uploading it again changes nothing. So the process may be
-killed at any moment and the same run repeated. What is left of it in Redis goes on meanwhile.
+once they are durable in the sink. A row is known to the batch, by its digest, from before its
+upload until then; uploading it again changes nothing. So the process may be killed at any moment
+and the same run repeated. What is left of it in Redis goes on meanwhile.
 
 A stream names the rows that have ended. An entry is only a hint to look at that row's result. After
 an outage, and every `RECONCILE_SECONDS`, all rows are looked at: a server may lose its last writes

@@ -37,9 +37,7 @@ class RunOptions(Shape):
 
     input: str
     format: Format = Field(description="The format of INPUT; by default its suffix.")
-    delimiter: str | None = Field(
-        default=None, description="Separates cells; else line 1 tells it."
-    )
+    delimiter: str | None = Field(default=None, description="CSV separator; else line 1 tells it.")
     limit: Count | None = Field(default=None, description="Take the first rows only, this many.")
     priority: Priority = Field(default="bulk", description="Queue of the rows.")
     require_known_model: bool = True
