@@ -24,6 +24,7 @@ settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fused", action="store_true", help="Let MLX fuse kernels on a CPU.")
     group = parser.getgroup("constraints")
     group.addoption("--constrained-outputs", type=int, default=100, help="To check, of the model.")
     group = parser.getgroup("chaos")
@@ -42,6 +43,28 @@ def _no_state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Workers keep what they measure away from the user's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMLX_QUEUE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kernels(pytestconfig: pytest.Config) -> Iterator[None]:
+    """MLX fuses nothing on a CPU: see `tests.helpers.fusing`, and the mark `fused`."""
+    import mlx.core as mx
+
+    from tests.helpers.fusing import fused
+
+    with fused(pytestconfig.getoption("--fused") or mx.default_device() != mx.cpu):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _fused_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("fused") is None:
+        yield
+        return
+    from tests.helpers.fusing import fused
+
+    with fused(True):
         yield
 
 
