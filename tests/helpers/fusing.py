@@ -1,7 +1,7 @@
-"""Whether MLX fuses what it compiles: each fused kernel costs g++ more than a second on a CPU.
+"""Whether MLX fuses what it compiles: each fused kernel costs g++ up to a second on a CPU.
 
-Without, a compiled function is still traced once a shape and runs the graph that was traced, so
-what a trace must not hold still shows. Only the operations of a kernel run one by one.
+Without fusion, a compiled function is still traced once a shape and runs the graph that was traced,
+so that stale traces show. Only the operations of a kernel run one by one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-# `CompileMode` of mlx/compile.h, which Python does not have.
-_WITHOUT_FUSION, _ALL = 2, 3
+# `mlx::core::set_compile_mode` and two values of `CompileMode` (mlx/compile.h). Python has only
+# the modes "disabled", which traces nothing, and "enabled".
 _SET_MODE = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
+_NO_FUSE, _ENABLED = 2, 3
 
 
 def _set_mode(mode: int) -> None:
@@ -27,11 +28,10 @@ def _set_mode(mode: int) -> None:
 @contextmanager
 def fused(fuses: bool) -> Iterator[None]:
     """Fuse inside of the block, or do not."""
-    enable, before = mx.enable_compile, _WITHOUT_FUSION if fuses else _ALL
-    mode = _ALL if fuses else _WITHOUT_FUSION
+    mode = _ENABLED if fuses else _NO_FUSE
     _set_mode(mode)
     with pytest.MonkeyPatch.context() as patch:
         # `omlx_worker.engine.kernels.compiling.unfused` turns it on again.
         patch.setattr(mx, "enable_compile", lambda: _set_mode(mode))
         yield
-    _set_mode(before)
+    mx.enable_compile()
