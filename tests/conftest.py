@@ -9,6 +9,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from tests.helpers.cpu_seconds import CpuSeconds
 from tests.helpers.hub import Hub, hub_server
 from tests.helpers.redis_server import RedisServer, redis_server
 
@@ -38,6 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-seed", type=int, default=1, help="The seed of the first of them.")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.durations is not None:
+        config.pluginmanager.register(CpuSeconds())
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Workers keep what they measure away from the user's own."""
@@ -53,7 +59,18 @@ def _kernels(pytestconfig: pytest.Config) -> Iterator[None]:
 
     from tests.helpers.fusing import fused
 
-    with fused(pytestconfig.getoption("--fused") or mx.default_device() != mx.cpu):
+    fuses = pytestconfig.getoption("--fused") or mx.default_device() != mx.cpu
+    with fused(fuses), pytest.MonkeyPatch.context() as patch:
+        if not fuses:  # Processes of their own trace nothing either.
+            patch.setenv("MLX_DISABLE_COMPILE", "1")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_certificates() -> Iterator[None]:
+    """Every HTTP client reads the authorities that it trusts: 30 ms for those of a system."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(Path(__file__).parent / "helpers/localhost.pem"))
         yield
 
 

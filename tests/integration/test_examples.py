@@ -153,7 +153,7 @@ async def test_what_comes_after_each_job_is_told_of_those_that_did_not_finish(
     assert re.fullmatch(r"failed: .*cancelled.*\n", capsys.readouterr().out)
 
 
-@pytest.mark.system
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_as_a_process(
     path: Path, redis_url: str, connection: Redis, arguments: dict[str, list[str]]

@@ -12,8 +12,6 @@ from tests.simulation.engine import Run
 from tests.simulation.scenarios import FILES, MAX_DEPTH, Scenario, scenarios
 from tests.simulation.tables import TABLES
 
-pytestmark = pytest.mark.simulation
-
 SEEDS = (4, 5)
 """Not those that the policy was tuned on, which are 0 to 3."""
 

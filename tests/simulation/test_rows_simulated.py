@@ -24,8 +24,6 @@ from tests.simulation.tables import (
     measured_rows,
 )
 
-pytestmark = pytest.mark.simulation
-
 MAX_DEPTH = 3
 STEPS = 2500
 MOST = 128

@@ -72,7 +72,7 @@ FOLLOWED = [[0, 4, 1], [1, 3, 5], [3, 1, 0], [5, 3, 4]]
 TEXT = [token for followed in FOLLOWED for token in (*BEFORE, START, *followed)] + BEFORE
 
 
-@pytest.mark.statistics
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [0, 2], ids=["alone", "beside the head"])
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])
 def test_they_do_so_where_drafts_are_looked_up(rule: str, own: int) -> None:
@@ -92,7 +92,7 @@ def test_an_eighth_does_so_where_drafts_are_looked_up() -> None:
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
 
 
-@pytest.mark.statistics
+@pytest.mark.slow
 def test_judging_a_looked_up_draft_by_the_heads_distribution_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,7 +110,7 @@ def test_judging_a_looked_up_draft_by_the_heads_distribution_would_be_noticed(
     assert disagreement(counted, exact_pairs(model, sampling)) > 3
 
 
-@pytest.mark.statistics
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SETTINGS)
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])
 def test_successive_tokens_follow_the_target_law(sampling: Sampling, rule: str) -> None:
@@ -123,7 +123,7 @@ def test_successive_tokens_follow_the_target_law(sampling: Sampling, rule: str) 
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
 
 
-@pytest.mark.statistics
+@pytest.mark.slow
 @pytest.mark.parametrize("depths", [[1, 3], [3, 1], [2, 0, 3]], ids=str)
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])
 def test_they_do_so_while_the_depth_changes_from_step_to_step(depths: list[int], rule: str) -> None:
@@ -135,7 +135,7 @@ def test_they_do_so_while_the_depth_changes_from_step_to_step(depths: list[int],
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
 
 
-@pytest.mark.statistics
+@pytest.mark.slow
 def test_at_temperature_zero_the_rules_are_one_and_take_the_likeliest_tokens() -> None:
     model = TableModel(closeness=0.5)
     [(pair, _)] = [item for item in exact_pairs(model, Sampling(0.0)).items() if item[1] == 1]
@@ -154,7 +154,7 @@ def accepted_by_exact_match(verdict: Verdict, samples: mx.array, drafts: mx.arra
     return samples == drafts, instead
 
 
-@pytest.mark.statistics
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [resampled_from_the_target, accepted_by_exact_match])
 def test_a_rejection_judged_or_replaced_by_samples_of_the_target_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[[Verdict, mx.array, mx.array], Verdict]

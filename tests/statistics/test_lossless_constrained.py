@@ -85,7 +85,7 @@ def test_an_eighth_of_the_samples_follow_the_law_of_what_is_allowed(rule: str) -
     assert disagreement(counted, exact_pairs(model, sampling, FOLLOW.__getitem__)) < 1
 
 
-@pytest.mark.statistics
+@pytest.mark.slow
 @RULES
 @pytest.mark.parametrize(("sampling", "depths"), SETTINGS)
 def test_successive_tokens_follow_the_law_of_what_is_allowed(

@@ -18,8 +18,6 @@ from tests.helpers.bulk_runs import errors, jobs_in_redis, lines, submit
 from tests.helpers.demo_worker import worker
 from tests.helpers.workers import wait_for
 
-pytestmark = pytest.mark.system
-
 ROWS, TOKENS, PLACES = 20, 8, 8
 
 

@@ -10,15 +10,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from redis import Redis
 
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.compose import dashboard_command, pinned_packages
 from tests.helpers.environments import install
 from tests.helpers.workers import enqueue, run_burst, status, wait_for
-
-pytestmark = pytest.mark.system
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from tests.helpers.gateway import is_healthy
 from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 FEW_ROWS, FEW_REQUESTS = 100, 5
 TIMED_OUT = 124

@@ -54,7 +54,6 @@ def executing(redis_url: str) -> int:
     return sum(int(part[3]) for part in fields)
 
 
-@pytest.mark.system
 def test_fifty_prompts_at_once_stream_what_they_result_in(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -115,7 +114,6 @@ def test_greedy_text_through_redis_is_mlx_lms_own(
         assert text == demo.tokenizer.decode(tokens).rstrip("�")
 
 
-@pytest.mark.system
 def test_consumers_whose_connections_are_cut_see_every_token_once(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -142,7 +140,6 @@ def test_consumers_whose_connections_are_cut_see_every_token_once(
     ]
 
 
-@pytest.mark.system
 def test_a_bad_job_fails_with_a_sentence_and_the_good_ones_beside_it_finish(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -158,7 +155,6 @@ def test_a_bad_job_fails_with_a_sentence_and_the_good_ones_beside_it_finish(
         assert producer.result(after.id, timeout=60)["choices"][0]["text"]
 
 
-@pytest.mark.system
 def test_a_worker_told_to_stop_finishes_what_runs_and_leaves_the_rest(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -183,7 +179,6 @@ def test_a_worker_told_to_stop_finishes_what_runs_and_leaves_the_rest(
     assert connection.llen(f"rq:queue:{queue_name('demo', 'default')}") == states.count("queued")
 
 
-@pytest.mark.system
 def test_a_worker_told_twice_stops_at_once_and_gives_its_jobs_back(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -202,7 +197,6 @@ def test_a_worker_told_twice_stops_at_once_and_gives_its_jobs_back(
     assert {producer.status(job.id).status for job in jobs} == {"queued"}
 
 
-@pytest.mark.system
 def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -233,7 +227,6 @@ def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
     assert alone == [0] * 8
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("mode", ["batched", "mtp"])
 def test_bulk_rows_make_place_for_a_high_job_and_go_on_without_losing_a_token(
     redis_url: str, connection: Redis, heldout: Sequence[str], tmp_path: Path, mode: str
@@ -263,7 +256,6 @@ def test_bulk_rows_make_place_for_a_high_job_and_go_on_without_losing_a_token(
     assert "makes room for a more urgent one" in log.read_text()
 
 
-@pytest.mark.system
 def test_a_job_of_a_killed_worker_with_fixed_shapes_repeats_what_it_has_told(
     redis_url: str, connection: Redis, heldout: Sequence[str], tmp_path: Path
 ) -> None:

@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from tests.helpers.checkpoints import convert_without_head, shard
 from tests.helpers.hub import hub_server
@@ -23,7 +21,6 @@ HINT = re.compile(r"get it with: omlx-worker ([^\"]*)")
 ACCEPTED = re.compile(r'"accepted": ([\d.]+)')
 
 
-@pytest.mark.system
 def test_the_command_of_the_hint_gets_the_head_from_the_hub(tmp_path: Path, redis_url: str) -> None:
     original = shard(shutil.copytree(resolve(DEMO), tmp_path / "original"))
     copy = convert_without_head(original, tmp_path / "copy")

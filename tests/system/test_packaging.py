@@ -19,7 +19,7 @@ from setuptools.config.pyprojecttoml import read_configuration
 
 from tests.helpers.environments import install
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"omlx_producer": ROOT / "producer", "omlx_worker": ROOT / "worker"}

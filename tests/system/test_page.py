@@ -21,7 +21,6 @@ from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 
 pytestmark = [
-    pytest.mark.system,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
 ]
 LONG = "a-name-without-a-space-" * 8

@@ -397,7 +397,7 @@ def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None
         load_engine(WorkerSettings(model="demo", memory_limit=ByteSize(2**20)))
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_a_worker_that_has_loaded_in_vain_ends_in_peace(redis_url: str) -> None:
     """MLX aborts a process that ends before the work of a thread's streams, about every other."""
     command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run", "--burst"]

@@ -14,8 +14,6 @@ from tests.system.chaos.points import KILL
 from tests.system.chaos.processes import Nursery
 from tests.system.chaos.world import World, world
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
-
 ROWS = 16
 SHARED = "# The name of the next function.\n" * 12
 CHOICES = (

@@ -22,8 +22,6 @@ from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import Accepted
 from tests.system.chaos.world import World, world
 
-pytestmark = pytest.mark.system
-
 FALLS = ("after-claim", "append-sent", "between-appends", "before-commit", "commit-sent")
 """Where workers of random schedules are killed."""
 

@@ -17,8 +17,6 @@ from tests.system.chaos.gateways import Chat, FileBatch, Gateways, HttpClient
 from tests.system.chaos.processes import Nursery
 from tests.system.chaos.world import TICK, World, world
 
-pytestmark = pytest.mark.system
-
 LEASE_SECONDS = 0.5
 SETTLE_SECONDS = 40.0
 

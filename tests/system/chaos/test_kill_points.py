@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,6 @@ from tests.system.chaos.points import CUT, KILL, STOP
 from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import submit, submit_some
 from tests.system.chaos.world import LEASE_SECONDS, World, world
-
-DEFAULT = {("between-appends", 7), ("before-commit", 1)}
-"""The kills of the default run."""
 
 
 def fill(place: World) -> None:
@@ -32,33 +28,24 @@ def fill(place: World) -> None:
     ]
 
 
-def tiers(points: list[tuple[str, int]]) -> list[Any]:
-    return [
-        pytest.param(*point, marks=[] if point in DEFAULT else pytest.mark.system)
-        for point in points
-    ]
-
-
 @pytest.mark.parametrize(
     ("point", "count"),
-    tiers(
-        [
-            ("claim-sent", 1),
-            ("after-claim", 1),
-            ("prefill", 1),
-            ("prefill", 5),
-            ("append-sent", 1),
-            ("append-sent", 9),
-            ("between-appends", 1),
-            ("between-appends", 7),
-            ("renew-sent", 1),
-            ("before-commit", 1),
-            ("before-commit", 2),
-            ("commit-sent", 1),
-            ("commit-sent", 3),
-            ("after-commit", 1),
-        ]
-    ),
+    [
+        ("claim-sent", 1),
+        ("after-claim", 1),
+        ("prefill", 1),
+        ("prefill", 5),
+        ("append-sent", 1),
+        ("append-sent", 9),
+        ("between-appends", 1),
+        ("between-appends", 7),
+        ("renew-sent", 1),
+        ("before-commit", 1),
+        ("before-commit", 2),
+        ("commit-sent", 1),
+        ("commit-sent", 3),
+        ("after-commit", 1),
+    ],
 )
 def test_a_worker_killed_at(point: str, count: int, nursery: Nursery, tmp_path: Path) -> None:
     with world(nursery, tmp_path) as place:
@@ -71,7 +58,6 @@ def test_a_worker_killed_at(point: str, count: int, nursery: Nursery, tmp_path: 
         place.check()
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("point", "count"),
     [
@@ -94,7 +80,6 @@ def test_a_worker_whose_connection_is_cut_at(
         assert len(place.workers) == 1
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("point", ["sweep-sent", "after-sweep"])
 def test_a_worker_killed_while_it_sweeps(point: str, nursery: Nursery, tmp_path: Path) -> None:
     with world(nursery, tmp_path) as place:
@@ -109,7 +94,6 @@ def test_a_worker_killed_while_it_sweeps(point: str, nursery: Nursery, tmp_path:
         place.check()
 
 
-@pytest.mark.system
 def test_a_worker_killed_while_it_gives_its_jobs_back(nursery: Nursery, tmp_path: Path) -> None:
     with world(nursery, tmp_path) as place:
         place.jobs = [
@@ -131,13 +115,7 @@ def _is_started(place: World, number: int) -> bool:
 
 @pytest.mark.parametrize(
     "point",
-    [
-        "before-commit",
-        *(
-            pytest.param(point, marks=pytest.mark.system)
-            for point in ("after-claim", "prefill", "between-appends", "commit-sent")
-        ),
-    ],
+    ["before-commit", "after-claim", "prefill", "between-appends", "commit-sent"],
 )
 def test_a_worker_paused_past_its_lease_at(point: str, nursery: Nursery, tmp_path: Path) -> None:
     with world(nursery, tmp_path) as place:
@@ -158,7 +136,6 @@ def _all_over(place: World) -> bool:
     return all(status_of(place.connection, job.id) == "finished" for job in place.jobs)
 
 
-@pytest.mark.system
 def test_two_workers_that_die_in_turn_for_thirty_jobs(nursery: Nursery, tmp_path: Path) -> None:
     with world(nursery, tmp_path) as place:
         place.jobs = submit_some(place.connection, Random(5), 30)

@@ -85,7 +85,6 @@ def read_a_stream_that_is_written_again(place: World) -> None:
     place.settle()
 
 
-@pytest.mark.system
 def test_a_consumer_that_takes_an_overlapping_event_whole_is_seen(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +101,6 @@ def test_a_consumer_that_takes_an_overlapping_event_whole_is_seen(
         assert "has had" in "".join(consumer.problems()), place.story()
 
 
-@pytest.mark.system
 def test_a_consumer_of_a_stream_that_is_written_again_has_every_token_once(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -119,14 +117,9 @@ SCENARIOS = {
     # Workers find it again, but until then it is nowhere.
     "claim_by_blpop": (killed_after_the_pop, (each_job_is_in_one_place,)),
 }
-TIERS = [
-    "commit_without_fence",
-    pytest.param("sweep_without_lock", marks=pytest.mark.system),
-    pytest.param("claim_by_blpop", marks=pytest.mark.system),
-]
 
 
-@pytest.mark.parametrize("plant", TIERS)
+@pytest.mark.parametrize("plant", SCENARIOS)
 def test_a_planted_fault_is_seen(plant: str, nursery: Nursery, tmp_path: Path) -> None:
     run, checks = SCENARIOS[plant]
     with world(nursery, tmp_path) as place:
@@ -135,7 +128,7 @@ def test_a_planted_fault_is_seen(plant: str, nursery: Nursery, tmp_path: Path) -
         assert violations(place.connection, place.jobs, checks), place.story()
 
 
-@pytest.mark.parametrize("plant", TIERS)
+@pytest.mark.parametrize("plant", SCENARIOS)
 def test_without_the_plant_nothing_is_found(plant: str, nursery: Nursery, tmp_path: Path) -> None:
     run, _ = SCENARIOS[plant]
     with world(nursery, tmp_path) as place:

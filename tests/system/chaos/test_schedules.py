@@ -15,8 +15,6 @@ from tests.system.chaos.processes import Nursery
 from tests.system.chaos.schedule import Schedule
 from tests.system.chaos.world import world
 
-pytestmark = pytest.mark.system
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:

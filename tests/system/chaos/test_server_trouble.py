@@ -15,8 +15,6 @@ from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import submit, submit_some
 from tests.system.chaos.world import LEASE_SECONDS, World, world
 
-pytestmark = pytest.mark.system
-
 TROUBLES: dict[str, Callable[[World], None]] = {
     "restart": lambda place: place.restart_server(0.3),
     "restart-longer-than-a-lease": lambda place: place.restart_server(1.5 * LEASE_SECONDS),

@@ -50,7 +50,6 @@ def submit_to_second(place: World) -> list[Accepted]:
         *(("after-claim", 8), ("before-commit", 9)),
     ],
 )
-@pytest.mark.slow
 def test_a_worker_killed_while_it_turns(
     point: str, count: int, nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -66,7 +65,6 @@ def test_a_worker_killed_while_it_turns(
         place.check()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_two_workers_of_the_same_models(seed: int, nursery: Nursery, tmp_path: Path) -> None:
     with world(nursery, tmp_path) as place:
@@ -80,7 +78,6 @@ def test_two_workers_of_the_same_models(seed: int, nursery: Nursery, tmp_path: P
         place.check()
 
 
-@pytest.mark.slow
 def test_a_model_whose_folder_disappears_fails_its_jobs_alone(
     nursery: Nursery, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.helpers.gateway import gateway_process
 from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import ALIAS, wait_for, worker_process
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ROWS = 2000
 

@@ -19,7 +19,7 @@ from tests.helpers.gateway import is_healthy
 from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 CHAT: list[Any] = [{"role": "user", "content": "Ann is 30."}]
 

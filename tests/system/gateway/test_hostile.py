@@ -27,7 +27,7 @@ from tests.helpers.gateway import gateway_process
 from tests.helpers.workers import ALIAS, queue, started, wait_for, worker_process
 from tests.system.gateway.attacks import BODY_LIMIT, INJECTED, KEY_MARK, Attack, Manner, attack
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 WARM_UP, REQUESTS, THREADS = 300, 1000, 16
 ANSWER_SECONDS = 10.0

@@ -28,7 +28,7 @@ from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import wait_for
 
 HARNESS = shutil.which("lm_eval")
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DOCS: list[dict[str, Any]] = [
     {"context": "def double(x):\n    return", "choices": [" x * 2", " y + 7", " None"]},

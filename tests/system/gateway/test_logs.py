@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 from redis import Redis
 
 from omlx_gateway.keys import add_key
@@ -16,8 +15,6 @@ from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.gateway import gateway_process
 from tests.helpers.workers import ALIAS, enqueue, fetch, is_over, wait_for, worker_process
-
-pytestmark = pytest.mark.system
 
 CANARY = "sing-canary-sing"
 CHAT = {"model": ALIAS, "messages": [{"role": "user", "content": CANARY}], "max_tokens": 200}

@@ -53,7 +53,6 @@ def test_the_process_exits_with_0_when_done(redis_url: str) -> None:
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("producer")
 def test_the_process_exits_with_1_when_the_job_fails(
     redis_url: str, served: dict[str, Any]
@@ -65,7 +64,6 @@ def test_the_process_exits_with_1_when_the_job_fails(
     assert "out of memory" in err
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("producer")
 def test_the_process_exits_with_2_for_a_bad_request(redis_url: str) -> None:
     process = spawn(redis_url, "")
@@ -74,7 +72,6 @@ def test_the_process_exits_with_2_for_a_bad_request(redis_url: str) -> None:
     assert err == "omlx-submit: PROMPT: is empty; give text\n"
 
 
-@pytest.mark.system
 def test_the_process_exits_with_3_without_redis() -> None:
     process = spawn(f"redis://127.0.0.1:{free_port()}", "x")
     out, err = process.communicate(timeout=30)
@@ -84,7 +81,7 @@ def test_the_process_exits_with_3_without_redis() -> None:
 
 
 @pytest.mark.usefixtures("producer")
-@pytest.mark.parametrize("options", [[], pytest.param(["--no-stream"], marks=pytest.mark.system)])
+@pytest.mark.parametrize("options", [[], ["--no-stream"]])
 def test_an_interrupted_process_exits_with_130_and_the_job_goes_on(
     redis_url: str, connection: redis.Redis, options: list[str]
 ) -> None:
@@ -106,7 +103,6 @@ def test_an_interrupted_process_exits_with_130_and_the_job_goes_on(
     assert worker.job.get_status() == "started"
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("producer")
 def test_a_reader_that_leaves_ends_the_process_quietly(
     redis_url: str, connection: redis.Redis
@@ -156,7 +152,6 @@ def test_a_closed_stdin_is_no_prompt(redis_url: str) -> None:
     )
 
 
-@pytest.mark.system
 def test_the_first_text_does_not_wait_for_the_last(redis_url: str, connection: redis.Redis) -> None:
     announce(connection)
     process = spawn(redis_url, "x")
@@ -171,7 +166,6 @@ def test_the_first_text_does_not_wait_for_the_last(redis_url: str, connection: r
     assert process.communicate(timeout=30)[0] == "\n"
 
 
-@pytest.mark.system
 def test_a_watch_of_the_workers_ends_quietly_with_130(
     redis_url: str, connection: redis.Redis
 ) -> None:
@@ -185,7 +179,6 @@ def test_a_watch_of_the_workers_ends_quietly_with_130(
     assert (process.returncode, err) == (130, "")
 
 
-@pytest.mark.system
 def test_a_watch_whose_reader_leaves_ends_quietly_with_141(
     redis_url: str, connection: redis.Redis
 ) -> None:
@@ -200,7 +193,6 @@ def test_a_watch_whose_reader_leaves_ends_quietly_with_141(
     process.stderr.close()
 
 
-@pytest.mark.system
 def test_a_terminal_gets_a_view_that_is_redrawn_and_no_foreign_commands(
     redis_url: str, connection: redis.Redis
 ) -> None:

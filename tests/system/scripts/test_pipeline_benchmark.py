@@ -10,11 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.workers import wait_for
-
-pytestmark = pytest.mark.scripts
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("--step", "0.002", "--tokens", "12")

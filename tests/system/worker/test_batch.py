@@ -18,8 +18,6 @@ from tests.helpers.bulk_runs import count_lines, ids
 from tests.helpers.screens import Session
 from tests.helpers.workers import wait_for
 
-pytestmark = pytest.mark.system
-
 CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from omlx_worker.cli import main; main(prog_name='omlx-worker')"

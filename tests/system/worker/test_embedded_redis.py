@@ -55,7 +55,6 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
         assert client.get("kept") == b"yes"
 
 
-@pytest.mark.slow
 def test_a_server_that_reads_its_data_for_longer_than_a_start_takes_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

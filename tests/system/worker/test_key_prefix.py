@@ -22,7 +22,6 @@ FILES = [
 ]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("prefix", ["x", "{omlx}"])
 def test_jobs_are_served_under_another_prefix(prefix: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *FILES]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 
-import pytest
 from redis import Redis
 
 from omlx_producer.wire import MODELS_KEY
@@ -50,7 +49,6 @@ def test_a_job_whose_worker_is_killed_runs_again_and_finishes_once(
         assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
 
 
-@pytest.mark.system
 def test_a_worker_that_was_paused_past_its_lease_writes_nothing_more(
     redis_url: str, connection: Redis
 ) -> None:
@@ -70,7 +68,6 @@ def test_a_worker_that_was_paused_past_its_lease_writes_nothing_more(
     assert counts == sorted(counts)
 
 
-@pytest.mark.slow
 def test_sigterm_finishes_what_runs_and_leaves_the_rest_queued(
     redis_url: str, connection: Redis
 ) -> None:
@@ -83,7 +80,6 @@ def test_sigterm_finishes_what_runs_and_leaves_the_rest_queued(
     assert connection.smembers("rq:workers") == set()
 
 
-@pytest.mark.system
 def test_a_drain_that_takes_too_long_gives_running_jobs_back(
     redis_url: str, connection: Redis
 ) -> None:
@@ -97,7 +93,6 @@ def test_a_drain_that_takes_too_long_gives_running_jobs_back(
     assert waiting == [job.id.encode() for job in jobs]
 
 
-@pytest.mark.system
 def test_a_second_signal_stops_at_once_and_gives_leases_back(
     redis_url: str, connection: Redis
 ) -> None:
@@ -114,7 +109,6 @@ def test_a_second_signal_stops_at_once_and_gives_leases_back(
     assert connection.zcard(queue(connection).started_job_registry.key) == 0
 
 
-@pytest.mark.system
 def test_a_second_signal_does_not_wait_for_a_long_step(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection)
     with worker_process(redis_url, step_seconds=30) as worker:
@@ -127,7 +121,6 @@ def test_a_second_signal_does_not_wait_for_a_long_step(redis_url: str, connectio
     assert status(job) == "queued"
 
 
-@pytest.mark.system
 def test_an_idle_worker_ends_on_sigterm(redis_url: str, connection: Redis) -> None:
     with worker_process(redis_url) as worker:
         wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
@@ -135,7 +128,6 @@ def test_an_idle_worker_ends_on_sigterm(redis_url: str, connection: Redis) -> No
         assert worker.wait(10) == 0
 
 
-@pytest.mark.slow
 def test_a_job_given_back_goes_on_where_it_stood_also_when_it_does_not_stream(
     redis_url: str, connection: Redis
 ) -> None:
@@ -163,7 +155,6 @@ def test_a_job_given_back_goes_on_where_it_stood_also_when_it_does_not_stream(
             assert choice["text"] == streamed_text(connection, job.id, choice["index"])
 
 
-@pytest.mark.system
 def test_a_worker_starts_under_the_name_of_one_that_was_killed(
     redis_url: str, connection: Redis
 ) -> None:
@@ -178,7 +169,6 @@ def test_a_worker_starts_under_the_name_of_one_that_was_killed(
     assert status(job) == "finished"
 
 
-@pytest.mark.system
 def test_a_worker_does_not_start_under_the_name_of_one_that_lives(
     redis_url: str, connection: Redis
 ) -> None:

@@ -40,7 +40,6 @@ def dead_process() -> str:
         return str(process.pid)
 
 
-@pytest.mark.system
 def test_a_worker_that_was_killed_can_be_started_again_under_its_name(
     redis_url: str, connection: Redis
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 from redis import Redis
 
 from tests.helpers.run_deadly_worker import DEADLY, SCRIPT
@@ -18,8 +17,6 @@ from tests.helpers.workers import (
     streamed_text,
     wait_for,
 )
-
-pytestmark = pytest.mark.system
 
 
 def supervise(url: str, jobs: list, most_deaths: int) -> int:

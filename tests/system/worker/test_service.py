@@ -30,7 +30,6 @@ def _answers() -> bool:
 
 
 pytestmark = [
-    pytest.mark.system,
     pytest.mark.skipif(not _answers(), reason="no systemd of the user, or a service of his own"),
 ]
 

@@ -258,7 +258,7 @@ def test_rows_whose_worker_ends_at_a_key_of_another_type_end_once_it_is_gone(
     assert sorted(custom_ids(batch)) == ["r0", "r1"]
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_workers_killed_at_any_moment_lose_and_double_nothing(
     redis_url: str, connection: redis.Redis
 ) -> None:

@@ -52,7 +52,6 @@ def test_a_run_ends_with_0_and_running_it_again_does_nothing(
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_an_edited_row_runs_again_and_has_one_line(redis_url: str, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
@@ -69,7 +68,6 @@ def test_an_edited_row_runs_again_and_has_one_line(redis_url: str, tmp_path: Pat
     assert {name for name in after if after[name] != before[name]} == {"r4"}
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_bad_rows_are_told_with_their_lines_and_stop_no_other(
     redis_url: str, tmp_path: Path
@@ -87,7 +85,6 @@ def test_bad_rows_are_told_with_their_lines_and_stop_no_other(
     assert "3 rows failed; another try would fail too; correct the input" in err
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_retry_runs_the_failures_again_and_only_those(redis_url: str, tmp_path: Path) -> None:
     # The fake engine's context has 10,000 tokens; the producer knows it too late for this model.
@@ -110,7 +107,6 @@ def test_retry_runs_the_failures_again_and_only_those(redis_url: str, tmp_path: 
     assert errors(tmp_path / "out.jsonl") == []
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_csv_goes_in_and_out(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('key,text\nk1,"a, b"\nk2,c\n')
@@ -128,7 +124,6 @@ def test_csv_goes_in_and_out(redis_url: str, tmp_path: Path) -> None:
     assert int(rows[0]["completion_tokens"]) in (6, 7)
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_prompts_come_from_stdin(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("one\n\ntwo\n")
@@ -140,7 +135,6 @@ def test_prompts_come_from_stdin(redis_url: str, tmp_path: Path) -> None:
     assert sorted(ids(tmp_path / "out.jsonl")) == ["row-1", "row-3"]
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_several_clients_share_one_redis(
     redis_url: str, connection: redis.Redis, tmp_path: Path
@@ -156,7 +150,6 @@ def test_several_clients_share_one_redis(
     assert jobs_in_redis(connection) == 0
 
 
-@pytest.mark.system
 def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:
@@ -180,7 +173,6 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
     assert sorted(ids(output)) == sorted(f"r{n}" for n in range(200))
 
 
-@pytest.mark.system
 def test_a_run_whose_batch_is_cancelled_says_by_whom_and_goes_on_when_repeated(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:
@@ -209,7 +201,6 @@ def test_a_run_whose_batch_is_cancelled_says_by_whom_and_goes_on_when_repeated(
     assert sorted(ids(output)) == sorted(f"r{n}" for n in range(200))
 
 
-@pytest.mark.system
 def test_a_second_interrupt_leaves_at_once(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:
@@ -229,7 +220,6 @@ def test_a_second_interrupt_leaves_at_once(
     assert "Traceback" not in err
 
 
-@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_a_bar_shows_rows_tokens_and_the_end(redis_url: str, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 30)

@@ -8,7 +8,6 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import redis
 
 from omlx_worker.engine.rows.row import Row, Sampling
@@ -27,8 +26,6 @@ from tests.helpers.bulk_runs import (
 from tests.helpers.fake_engine import expected
 from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import wait_for, worker_process
-
-pytestmark = pytest.mark.system
 
 ROWS, WINDOW, TOKENS = 500, 96, 12
 RUN = ("run", "rows.jsonl", "-o", "out.jsonl", "--window", str(WINDOW))

@@ -36,7 +36,7 @@ from tests.helpers.fake_worker import announce
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.helpers.workers import ALIAS, wait_for, worker_process
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 ROWS, TOKENS = 2000, 20
 KILL_SECONDS = 4.0

@@ -34,7 +34,6 @@ def shown(session: Session, figure: str = RUNNING) -> Any:
     return None
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_an_interrupt_leaves_the_total_and_a_clean_screen(
     redis_url: str, connection: redis.Redis, tmp_path: Path, columns: int
@@ -65,7 +64,6 @@ def test_an_interrupt_leaves_the_total_and_a_clean_screen(
     assert re.match(r"\d+ rows in ", after), lines
 
 
-@pytest.mark.system
 def test_two_runs_share_the_rows_and_tokens_that_they_show(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:

@@ -23,7 +23,6 @@ def grown_path(demo: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.scripts
 def test_its_greedy_text_is_the_demo_models_and_so_are_the_drafts_it_accepts(
     demo: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,7 +37,6 @@ def test_its_greedy_text_is_the_demo_models_and_so_are_the_drafts_it_accepts(
     assert 0.3 < seen.accepted[0][-1] < 1, seen
 
 
-@pytest.mark.scripts
 def test_a_real_head_errs_as_often_as_a_large_models_and_the_text_is_the_same(
     demo: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +51,6 @@ def test_a_real_head_errs_as_often_as_a_large_models_and_the_text_is_the_same(
     assert seen.accepted[1] == pytest.approx([0.86, 0.66, 0.51], abs=0.08), seen
 
 
-@pytest.mark.scripts
 def test_tokens_that_were_added_are_never_chosen(demo: Loaded, grown_path: Path) -> None:
     grown = Loaded.at(grown_path)
     known = demo.network.language_model.args.vocab_size
@@ -66,7 +63,6 @@ def test_tokens_that_were_added_are_never_chosen(demo: Loaded, grown_path: Path)
     assert probabilities[:, known:].sum().item() < 1e-20
 
 
-@pytest.mark.scripts
 def test_mlx_lm_loads_it_and_generates_the_demo_models_text(
     demo: Loaded, grown_path: Path, heldout_prompts: list[str]
 ) -> None:

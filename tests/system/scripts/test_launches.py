@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.scripts
-
 MOST = {
     ("llama-8b", "0"): 0.8,
     ("qwen3-0.6b", "0"): 0.8,
