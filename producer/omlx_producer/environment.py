@@ -11,6 +11,8 @@ from pathlib import Path
 
 from dotenv.parser import parse_stream
 
+from omlx_producer.commands.gone import instead
+
 DOTENV = ".env"
 """A file of variables in the working directory, for commands. The environment wins over it."""
 
@@ -94,9 +96,10 @@ def warn_of_unknown_variables(echo: Callable[[str], object]) -> None:
                     names.add(binding.key)
     for name in sorted(names):
         if name.upper().startswith(PREFIX) and name.upper() not in KNOWN:
-            ends = [known.removeprefix(PREFIX) for known in KNOWN]
-            near = difflib.get_close_matches(name.upper().removeprefix(PREFIX), ends, n=1)
-            remedy = (
+            end = name.upper().removeprefix(PREFIX)
+            option = f"--{end.lower().replace('_', '-')}"
+            near = difflib.get_close_matches(end, [k.removeprefix(PREFIX) for k in KNOWN], n=1)
+            remedy = instead("omlx-worker", option) or (
                 f"did you mean {PREFIX}{near[0]}?" if near else "no setting has this name; unset it"
             )
             echo(f"{name} has no effect: {remedy}")

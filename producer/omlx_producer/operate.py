@@ -1,153 +1,23 @@
-"""What an operator does: list jobs and batches, pause models, drain workers, requeue, delete."""
+"""What an operator does: list batches, pause models, drain workers, delete."""
 
 from __future__ import annotations
-
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import redis
 from redis.utils import str_if_bytes
 from rq.command import send_command, send_shutdown_command
-from rq.exceptions import InvalidJobOperation
-from rq.job import Job
-from rq.registry import (
-    BaseRegistry,
-    CanceledJobRegistry,
-    FailedJobRegistry,
-    FinishedJobRegistry,
-    StartedJobRegistry,
-)
 
 from omlx_producer.bulk.batch import Batch, BatchState, is_batch_id, read_batches
 from omlx_producer.client.models import read_models
-from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
-from omlx_producer.connection import server_time
+from omlx_producer.client.outcome import fetch_job
 from omlx_producer.errors import InvalidRequest, ModelNotFound
-from omlx_producer.figures import date_seconds, queue_key, queued_models, read_figures
+from omlx_producer.figures import queued_models, read_figures
 from omlx_producer.lua import load
-from omlx_producer.wire import (
-    PRIORITIES,
-    Priority,
-    events_key,
-    queue_name,
-    read_queue_name,
-    wake_channel,
-)
+from omlx_producer.wire import events_key, wake_channel
 from omlx_producer.wire.keys import PAUSED_KEY, batch_key, batch_rows_key
 
-STATUSES: tuple[Status, ...] = ("queued", "started", "finished", "failed", "cancelled")
-PAGE = 500
 # A wake-up for this many jobs makes every worker look.
 EVERYBODY = 10**6
 _ROW_PREFIX = "row-"
-
-# Where jobs are, in the order of a list: RQ's registry, whether its newest job is the last one, and
-# what its jobs may be. None is the queue itself.
-_PLACES: tuple[tuple[type[BaseRegistry] | None, bool, set[str]], ...] = (
-    (StartedJobRegistry, False, {"started"}),
-    (None, False, {"queued"}),
-    (FailedJobRegistry, True, {"failed", "cancelled"}),
-    (CanceledJobRegistry, True, {"cancelled"}),
-    (FinishedJobRegistry, True, {"finished"}),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ListedJob:
-    """A job in a list.
-
-    Attributes:
-        seconds: for how long it has been in its state; None if its record does not say.
-        worker: of a job that runs or has run.
-    """
-
-    id: str
-    state: Status
-    model: str
-    priority: Priority
-    seconds: float | None
-    worker: str | None
-
-
-def read_jobs(
-    connection: redis.Redis,
-    states: Collection[Status] = STATUSES,
-    model: str | None = None,
-    older_than: float = 0.0,
-) -> Iterator[ListedJob]:
-    """The jobs that run, that wait in the order of their queues, and that have ended.
-
-    Ended ones come last, the newest first. Rows of batches are jobs only while they run. Jobs that
-    come or go meanwhile may be missing.
-
-    Args:
-        model: an alias; all by default.
-        older_than: seconds in its state, at least.
-    """
-    now = server_time(connection)
-    known = {*read_models(connection), *queued_models(connection)} if model is None else {model}
-    seen = set[str]()
-    for registry, backwards, possible in _PLACES:
-        if possible.isdisjoint(states):
-            continue
-        for alias in sorted(known):
-            for priority in PRIORITIES:
-                for page in _pages(connection, registry, backwards, alias, priority):
-                    new = [job_id for job_id in dict.fromkeys(page) if job_id not in seen]
-                    seen.update(new)
-                    for job in _look_up(connection, new, now):
-                        if job.state in states and (job.seconds or 0.0) >= older_than:
-                            yield job
-
-
-def _pages(
-    connection: redis.Redis,
-    registry: type[BaseRegistry] | None,
-    backwards: bool,
-    model: str,
-    priority: Priority,
-) -> Iterator[list[str]]:
-    """The ids of the jobs in one place."""
-    start, queue = 0, queue_name(model, priority)
-    while True:
-        entries: Any
-        if registry is None:
-            entries = connection.lrange(queue_key(queue), start, start + PAGE - 1)
-        else:
-            key = registry(queue, connection=connection).key
-            entries = connection.zrange(key, start, start + PAGE - 1, desc=backwards)
-        # An entry of a job that runs is its id and that of its execution.
-        yield [str_if_bytes(entry).partition(":")[0] for entry in entries]
-        start += PAGE
-        if len(entries) < PAGE:
-            return
-
-
-def _look_up(connection: redis.Redis, ids: list[str], now: float) -> Iterator[ListedJob]:
-    names = ("status", "origin", "worker_name", "enqueued_at", "started_at", "ended_at")
-    with connection.pipeline(transaction=False) as pipe:
-        for job_id in ids:
-            pipe.hmget(Job.key_for(job_id), names)
-        found = pipe.execute()
-    for job_id, (status, origin, worker, enqueued, started, ended) in zip(ids, found, strict=True):
-        queue = read_queue_name(str_if_bytes(origin or b""))
-        if status is None or queue is None:
-            continue
-        rq_status = str_if_bytes(status)
-        state: Status = ENDINGS.get(rq_status) or (
-            "started" if rq_status == "started" else "queued"
-        )
-        dates = {"queued": (enqueued,), "started": (started,)}.get(state, (ended, enqueued))
-        times = [at for at in map(date_seconds, dates) if at is not None]
-        yield ListedJob(
-            id=job_id,
-            state=state,
-            model=queue[0],
-            priority=queue[1],
-            seconds=round(max(0.0, now - times[0]), 1) if times else None,
-            worker=str_if_bytes(worker) if worker else None,
-        )
 
 
 def find_batches(connection: redis.Redis) -> list[BatchState]:
@@ -224,25 +94,6 @@ def drain_worker(connection: redis.Redis, worker: str) -> bool:
         raise InvalidRequest("worker", got, "give one that runs, as omlx-submit status names it")
     send_shutdown_command(connection, worker)
     return living[worker].state != "draining"
-
-
-def requeue_job(connection: redis.Redis, job_id: str) -> None:
-    """Put a failed or stopped job back into its queue.
-
-    Raises:
-        UnknownJob: if it does not exist.
-        InvalidRequest: if it has not failed.
-    """
-    job = fetch_job(connection, job_id)
-    try:
-        job.requeue()
-    except InvalidJobOperation:
-        status = job.get_status(refresh=False).value
-        raise InvalidRequest(
-            None, f"{job_id}: is {status}", "only failed jobs can be requeued"
-        ) from None
-    if queue := read_queue_name(job.origin):
-        connection.publish(wake_channel(queue[0]), 1)
 
 
 def delete_by_id(connection: redis.Redis, job_id: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from omlx_producer.commands.gone import instead
 from omlx_producer.environment import DOTENV, warn_of_unknown_variables
 from omlx_producer.terminal import write
 
@@ -145,6 +146,12 @@ def _usage_text(error: click.UsageError) -> str:
                 remedy = f"did you mean {error.possibilities[0]}?"
             if error.ctx and _is_of_a_command(error.option_name, error.ctx):
                 remedy = f"give it behind a command, see {error.ctx.command_path} --help"
+            remedy = instead(program_name(), error.option_name) or remedy
+        case click.NoSuchCommand():
+            told = f"{error.command_name}: no such command"
+            if error.possibilities:
+                remedy = f"did you mean {error.possibilities[0]}?"
+            remedy = instead(program_name(), error.command_name) or remedy
         case click.MissingParameter(param=click.Parameter() as param):
             told = f"{param_name(param)}: missing"
         case click.BadParameter(param=click.Parameter() as param):

@@ -26,11 +26,19 @@ def speaker() -> None:
     """A program."""
 
 
+@speaker.group()
+def loud() -> None:
+    """A group of commands."""
+
+
 @speaker.command()
 def speak() -> None:
     write("text\n")
     click.echo("text")
     write("text\n", err=True)
+
+
+loud.add_command(speak)
 
 
 @pytest.fixture
@@ -77,6 +85,27 @@ def test_an_option_before_its_command_is_told_where_it_belongs() -> None:
     assert done.exit_code == 2
     told = "--model: no such option; give it behind a command, see omlx-worker --help"
     assert done.stderr == f"omlx-worker: {told}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "sentence"),
+    [
+        ("omlx-worker", ["speak", "--duty", "0.5"], "--duty: no such option; let cron run omlx-su"),
+        ("omlx-worker", ["--prefix-dir=there"], "--prefix-dir: no such option; leave it out (aft"),
+        ("omlx-worker", ["convert", "-o", "x"], "convert: no such command; use mlx_lm.convert,"),
+        ("omlx-gateway", ["loud", "speak", "--rate", "3"], "--rate: no such option; set limits of"),
+        ("omlx-submit", ["loud", "jobs"], "jobs: no such command; see rq info, omlx-submit batch"),
+        ("omlx-gateway", ["convert"], "convert: no such command; see omlx-gateway --help\n"),
+        ("omlx-gateway", ["laud"], "laud: no such command; did you mean loud?\n"),
+    ],
+)
+def test_an_option_or_command_that_is_gone_names_what_to_use(
+    program: str, args: list[str], sentence: str
+) -> None:
+    done = CliRunner().invoke(speaker, args, prog_name=program)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"{program}: {sentence}")
+    assert done.stderr.count("\n") == 1
 
 
 @programs

@@ -13,6 +13,7 @@ from importlib import import_module
 import click
 from click.shell_completion import CompletionItem
 
+from omlx_producer.commands.gone import instead
 from omlx_producer.program import INVALID, Program, check_variables, fail
 
 DEFAULT = "submit"
@@ -24,10 +25,9 @@ SECTIONS = {
         "status": "status",
         "models": "status",
         "batches": "operate",
-        "jobs": "operate",
         "cancel": "status",
     },
-    "Operate": dict.fromkeys(("pause", "resume", "drain", "requeue", "delete"), "operate"),
+    "Operate": dict.fromkeys(("pause", "resume", "drain", "delete"), "operate"),
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
 # Words that other programs have for commands, and what does that here.
@@ -122,7 +122,9 @@ def skip_options(args: list[str], *commands: str) -> int:
 
 def refuse_no_prompt(word: str) -> None:
     """End the program if a word is probably meant as a command."""
-    if word.lower() in ELSEWHERE:
+    if replacement := instead("omlx-submit", word.lower()):
+        advice = f"{replacement}."
+    elif word.lower() in ELSEWHERE:
         advice = f"see omlx-submit {ELSEWHERE[word.lower()]}."
     elif near := difflib.get_close_matches(word.lower(), MODULES, n=1, cutoff=CLOSE):
         advice = f"did you mean {near[0]}?"

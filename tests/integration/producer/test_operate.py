@@ -1,4 +1,4 @@
-"""What an operator types: batches, jobs, pause, resume, drain, requeue and delete."""
+"""What an operator types: batches, pause, resume, drain and delete."""
 
 from __future__ import annotations
 
@@ -44,12 +44,6 @@ def batch_of(connection: redis.Redis, count: int, **fields: Any) -> Batch:
     batch = Batch.create(connection)
     batch.upload(rows(count, **fields))
     return batch
-
-
-def listed(run: Run, *args: str) -> dict[str, str]:  # noqa: F811
-    done = run("jobs", "--json", *args)
-    assert done.exit_code == 0, done.output
-    return {job["id"]: job["state"] for job in objects(done.stdout)}
 
 
 def names_of_workers(run: Run) -> list[str]:  # noqa: F811
@@ -120,69 +114,6 @@ def test_a_drained_worker_finishes_its_jobs_and_ends(
     assert sentence in refused.stderr
 
 
-def test_jobs_are_listed_by_state_model_and_age(
-    redis_url: str,
-    connection: redis.Redis,
-    run: Run,  # noqa: F811
-) -> None:
-    finished, failed = enqueue(connection), enqueue(connection, max_completion_tokens=-1)
-    run_burst(redis_url)
-    gone, waits = enqueue(connection), enqueue(connection, priority="bulk")
-    assert run("cancel", gone.id, "--json").stdout == (
-        f'{{"id": "{gone.id}", "outcome": "cancelled"}}\n'
-    )
-    expected = {
-        waits.id: "queued",
-        failed.id: "failed",
-        gone.id: "cancelled",
-        finished.id: "finished",
-    }
-    assert listed(run) == expected
-    assert list(listed(run)) == list(expected)
-    assert listed(run, "--state", "failed") == {failed.id: "failed"}
-    assert set(listed(run, "--state", "failed", "--state", "queued")) == {failed.id, waits.id}
-    assert listed(run, "--model", "other") == {}
-    assert listed(run, "--older-than", "1h") == {}
-    connection.hset(waits.key, "enqueued_at", "2026-01-01T00:00:00.000000Z")
-    assert listed(run, "--older-than", "1h") == {waits.id: "queued"}
-    few = run("jobs", "--limit", "1")
-    assert (few.stdout.count("queued"), few.stderr) == (
-        1,
-        "the first 1 are shown; --limit 0 shows all\n",
-    )
-    assert "got '1x'; give a number and s, m, h or d" in run("jobs", "--older-than", "1x").stderr
-
-
-def test_many_jobs_are_listed_in_the_order_of_their_queue(
-    connection: redis.Redis,
-    run: Run,  # noqa: F811
-) -> None:
-    ids = [enqueue(connection).id for _ in range(1100)]
-    assert list(listed(run, "--limit", "0")) == ids
-
-
-def test_a_failed_job_runs_again_and_others_are_refused(
-    redis_url: str,
-    connection: redis.Redis,
-    run: Run,  # noqa: F811
-) -> None:
-    failed, finished = enqueue(connection, max_completion_tokens=-1), enqueue(connection)
-    run_burst(redis_url)
-    ring: Any = connection.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-    ring.subscribe("omlx:wake:fake")
-    ring.get_message(timeout=5)
-    done = run("requeue", "nobody", finished.id, failed.id)
-    assert ring.get_message(timeout=5)["data"] == b"1"
-    ring.close()
-    assert done.exit_code == 2
-    assert done.stdout == f"{failed.id} requeued\n"
-    assert "no job has the id 'nobody'" in done.stderr
-    assert f"{finished.id}: is finished; only failed jobs can be requeued" in done.stderr
-    assert status(failed) == "queued"
-    refused = objects(run("requeue", "nobody", "--json").stdout)
-    assert [line["outcome"] for line in refused] == ["refused"]
-
-
 def test_deleted_jobs_leave_nothing_behind_and_running_ones_stop(
     redis_url: str,
     connection: redis.Redis,
@@ -199,7 +130,6 @@ def test_deleted_jobs_leave_nothing_behind_and_running_ones_stop(
         wait_for(lambda: not len(worker.leases), what="the job to leave its worker")
     assert jobs_in_redis(connection) == 0
     assert not connection.exists(*(events_key(job.id) for job in (ended, waits)))
-    assert listed(run) == {}
 
 
 def test_a_deleted_batch_leaves_nothing_behind_while_its_rows_run(
@@ -319,20 +249,9 @@ def test_lists_keep_words_and_figures_whole_at_any_width(
     batch = batch_of(connection, 3)
     connection.hset(batch.key, mapping={"rows": 1234567, "ok": 1000000, "state": "cancelling"})
     connection.hincrbyfloat(batch.key, "created_at", -7 * 86_400)
-    job = enqueue(connection)
-    fields = {"enqueued_at": "2026-01-01T00:00:00.000000Z", "worker_name": "mac-12.local.4711.a1b2"}
-    connection.hset(job.key, mapping=fields)
     screen = attach(monkeypatch, columns, stream="stdout")
     cli(["batches"], standalone_mode=False)
     lines = screen.lines
     assert max(map(len, lines)) <= columns
     assert {batch.id, "cancelling", "1000000/1234567", "7"} <= set(" ".join(lines).split())
     assert len(lines) == 3
-    screen = attach(monkeypatch, columns, stream="stdout")
-    cli(["jobs"], standalone_mode=False)
-    lines = screen.lines
-    assert max(map(len, lines)) <= columns
-    assert {job.id, "queued", "d"} <= set(" ".join(lines).split())
-    assert len(lines) == 3
-    if columns >= 120:
-        assert {"fake", "default", "mac-12.local.4711.a1b2"} <= set(" ".join(lines).split())

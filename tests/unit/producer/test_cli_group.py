@@ -40,6 +40,17 @@ def test_a_word_close_to_a_command_is_refused(prompts: list[str], word: str, nea
     assert prompts == [word, word]
 
 
+@pytest.mark.parametrize("args", [["jobs", "--state", "failed"], ["--json", "requeue", "id"]])
+def test_a_command_that_is_gone_names_what_to_use_and_is_no_prompt(
+    prompts: list[str], args: list[str]
+) -> None:
+    done = run(*args)
+    assert done.exit_code == 2
+    assert ": no such command; " in done.stderr
+    assert "rq " in done.stderr
+    assert prompts == []
+
+
 @pytest.mark.parametrize("word", ["help", "list", "workers", "version", "Help"])
 @pytest.mark.parametrize("options", [(), ("--redis-url", "redis://host", "--json")])
 def test_a_command_of_other_programs_is_refused_with_a_hint(
@@ -173,7 +184,7 @@ def test_help_has_sections_and_shows_defaults() -> None:
     ("typed", "offered"),
     [
         ("st", {"status"}),
-        ("re", {"requeue", "result", "results", "resume", "retry"}),
+        ("re", {"result", "results", "resume", "retry"}),
         ("--temp", {"--temperature"}),
         ("status --wa", {"--watch"}),
         ("stauts --mod", {"--model"}),

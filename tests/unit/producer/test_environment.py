@@ -37,6 +37,13 @@ def test_the_prefix_makes_no_name_alike(monkeypatch: pytest.MonkeyPatch) -> None
     assert warnings() == ["OMLX_QUEUE_FOO has no effect: no setting has this name; unset it"]
 
 
+def test_a_setting_that_is_gone_names_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omlx_producer.environment.KNOWN", KNOWN - {"OMLX_QUEUE_PREFIX_DIR"})
+    monkeypatch.setenv("OMLX_QUEUE_PREFIX_DIR", "there")
+    [said] = warnings()
+    assert said.startswith("OMLX_QUEUE_PREFIX_DIR has no effect: leave it out (after a restart")
+
+
 def test_a_name_in_the_file_counts_too_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text(
         "OMLX_QUEUE_FLAVOUR_OF_ICE=red\nFLAVOUR_OF_ICE=red\nOMLX_QUEUE_MODE=auto\n"

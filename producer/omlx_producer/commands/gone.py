@@ -1,0 +1,35 @@
+"""Options and commands of the version before that are gone, and what to use in their place."""
+
+from __future__ import annotations
+
+_READ_AGAIN = "leave it out (after a restart a shared prefix is read once more)"
+_BY_CRON = "let cron run omlx-submit pause ALIAS and omlx-submit resume ALIAS"
+_BY_A_PROXY = "set limits of keys in a proxy before the gateway, such as LiteLLM"
+_INSTEAD = {
+    "omlx-submit": {
+        "jobs": "see rq info, omlx-submit batches or omlx-submit status",
+        "requeue": "rq requeue -S rq.serializers.JSONSerializer --queue omlx:ALIAS:default --all "
+        "does it",
+    },
+    "omlx-worker": {
+        "convert": "use mlx_lm.convert, then run with --mtp-from ORIGINAL",
+        "service": "let systemd or launchd start omlx-worker run, as in examples/service",
+        "--acceptance": "leave it out (coupled acceptance is exact, and the only one)",
+        "--duty": _BY_CRON,
+        "--hours": _BY_CRON,
+        "--only-on-power": f"{_BY_CRON} by what pmset -g batt says; "
+        "caffeinate -i -w PID keeps a Mac awake",
+        "--prefix-dir": _READ_AGAIN,
+        "--prefix-dir-limit": _READ_AGAIN,
+    },
+    "omlx-gateway": {
+        "--files-dir": "leave it out (files are in Redis, up to 64 MiB each)",
+        "--max-queued": _BY_A_PROXY,
+        "--rate": _BY_A_PROXY,
+    },
+}
+
+
+def instead(program: str, name: str) -> str:
+    """What to use in place of an option or a command of a program; empty if it never had it."""
+    return _INSTEAD.get(program, {}).get(name, "")
