@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
@@ -56,6 +58,7 @@ class Input:
         maker: RowMaker,
         records: Iterator[Record],
         count: int | None,
+        version: tuple[int, ...],
     ) -> None:
         self._options = options
         self._models = models
@@ -64,6 +67,7 @@ class Input:
         self._count = count
         self.seen = Seen()
         self.whole = options.limit is None
+        self._version = version
 
     @classmethod
     @contextlib.contextmanager
@@ -86,11 +90,11 @@ class Input:
             InvalidRequest: see `RowMaker` and `RowMaker.checked`; also if it cannot be read, or has
                 no rows.
         """
-        maker = _row_maker(options, models)
+        maker, version = _row_maker(options, models), _version(options)
         with _records(options, given) as records, _again(options, given) as again:
             checked = maker.checked(records, () if only_failures else again)
             count = None if given is None else given.count
-            yield cls(options, models, maker, checked, count)
+            yield cls(options, models, maker, checked, count, version)
 
     def rows(
         self, store: Store, *, only_failures: bool = False, refused_too: bool = False
@@ -125,9 +129,11 @@ class Input:
 
         Raises:
             InvalidRequest: if the columns of the input cannot be read.
+            OSError: see `kept_records`.
         """
         options, kept = self._options, {}
         if options.keep:
+            self._require_unchanged()
             with open_input(options.input) as stream:
                 delimiter = options.delimiter or delimiter_of(options.input)
                 kept = input_columns(stream, options.format, delimiter)
@@ -138,7 +144,11 @@ class Input:
 
     @contextlib.contextmanager
     def kept_records(self, store: Store) -> Iterator[Iterable[Record]]:
-        """All records again, if the columns of the input are kept."""
+        """All records again, if the columns of the input are kept.
+
+        Raises, also while iterating:
+            OSError: if the file has changed since it was opened, so that lines may have moved.
+        """
         if not self._options.keep:
             yield ()
             return
@@ -149,7 +159,23 @@ class Input:
                 for _ in plan_rows(map(maker.make, records), store, Seen()):
                     pass
         with _all_records(self._options) as records:
-            yield records
+            yield map(self._unchanged, records)
+
+    def _unchanged(self, record: Record) -> Record:
+        self._require_unchanged()
+        return record
+
+    def _require_unchanged(self) -> None:
+        if _version(self._options) != self._version:
+            raise OSError(errno.ESTALE, "has changed since the run began", self._options.input)
+
+
+def _version(options: RunOptions) -> tuple[int, ...]:
+    """What changes with each edit of an input that is read again; empty of others."""
+    if not options.keep:
+        return ()
+    found = os.stat(options.input)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextlib.contextmanager

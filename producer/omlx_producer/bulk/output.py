@@ -281,16 +281,25 @@ class Output:
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """An output line for each row: a result has the error of a later try.
 
-        Each comes with the values of its row in the input, if there is a source.
+        Each comes with the values of its row in the input, if there is a source and the row is as
+        it was when it ran.
         """
-        record = next(source, None)
+        record, changed = next(source, None), 0
         for stored in self.store.rows(in_input_order=ordered):
             found = [json.loads(line) for line in (stored.result, stored.error) if line]
             while record and stored.line and record.line < stored.line:
                 record = next(source, None)
             values = values_of(record) if record and record.line == stored.line else {}
+            if values and not stored.current:
+                changed, values = changed + 1, {}
             self._table_rows += 1
             yield found[0] | {"error": found[-1]["error"]}, values
+        if changed:
+            write(
+                f"rows that changed since their answers came: {changed}; their columns of the "
+                "input are empty, and the run's command runs them again\n",
+                err=True,
+            )
 
 
 class Guard:

@@ -41,10 +41,12 @@ CREATE INDEX errors_by_key ON errors (key, digest, code);
 # What the input has shown to this process.
 _SEEN = "CREATE TEMP TABLE seen (key BLOB PRIMARY KEY, line INTEGER, digest TEXT) WITHOUT ROWID"
 _ROWS = """
-SELECT seen.line AS line, results.rowid AS result, errors.rowid AS error, results.at AS at
+SELECT seen.line AS line, results.rowid AS result, errors.rowid AS error, results.at AS at,
+    seen.digest IN (results.digest, errors.digest) AS current
     FROM results LEFT JOIN errors USING (key) LEFT JOIN seen USING (key)
 UNION ALL
-SELECT seen.line, NULL, errors.rowid, errors.at FROM errors LEFT JOIN seen USING (key)
+SELECT seen.line, NULL, errors.rowid, errors.at, seen.digest = errors.digest
+    FROM errors LEFT JOIN seen USING (key)
     WHERE key NOT IN (SELECT key FROM results)
 """
 _UNSEEN = "key NOT IN (SELECT key FROM seen)"
@@ -69,9 +71,13 @@ class Stored(NamedTuple):
     """The output lines of a row, and its line in the input; None for what there is not.
 
     A row has two if it failed after an edit. The result is then that of the row before.
+
+    Attributes:
+        current: whether one of them is of the row as the input has it now.
     """
 
     line: int | None
+    current: bool
     result: bytes | None
     error: bytes | None
 
@@ -291,11 +297,12 @@ class Store:
         if in_input_order:
             order = f"line IS NULL, coalesce(line, at), {order}"
         with self._errors():
-            for line, result, error in self._database.execute(
-                f"SELECT line, result, error FROM ({_ROWS}) ORDER BY {order}"
+            for line, current, result, error in self._database.execute(
+                f"SELECT line, current, result, error FROM ({_ROWS}) ORDER BY {order}"
             ):
                 yield Stored(
                     line,
+                    bool(current),
                     result and self._line("results", result),
                     error and self._line("errors", error),
                 )

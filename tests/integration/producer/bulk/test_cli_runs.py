@@ -669,6 +669,30 @@ def test_kept_columns_stand_beside_their_answers_also_beyond_a_limit_and_in_a_re
         assert list(table()[0])[:4] == ["key", "n", "input.text", "custom_id"]
 
 
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("how", ["limit", "retry"])
+def test_an_answer_stands_beside_no_row_that_was_edited_since(
+    run: Run, tmp_path: Path, how: str
+) -> None:
+    source, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    source.write_text("id,text\na,old a\nb,old b\n")
+    options = ("rows.csv", "-o", "out.csv", "--template", "{text}", "--keep", "--progress", "none")
+    assert run("run", *options).exit_code == 0
+    source.write_text("id,text\na,old a\nb,new b\n")
+    again = ("run", *options, "--limit", "1") if how == "limit" else ("retry", "out.csv")
+    done = run(*again)
+    assert done.exit_code == 0
+    assert "rows that changed since their answers came: 1; their columns of" in done.stderr
+    with out.open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert [(row["id"], row["input.text"], row["custom_id"]) for row in table] == [
+        ("a", "old a", "a"),
+        ("", "", "b"),
+    ]
+    assert "changed since" not in run("run", *options).stderr
+    assert ",new b," in out.read_text()
+
+
 @pytest.mark.parametrize(
     ("args", "reason"),
     [

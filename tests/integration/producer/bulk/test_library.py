@@ -292,6 +292,26 @@ def test_a_run_that_ended_early_goes_on_with_the_same_call(
     assert ids(out)[: len(first)] == first
 
 
+@pytest.mark.parametrize("edited", ["text\nfirst\na\nb\n", "text\nb\n", "text\n", ""])
+def test_an_input_that_is_edited_during_a_run_makes_no_table(
+    served: Producer, tmp_path: Path, edited: str
+) -> None:
+    source, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    source.write_text("text\na\nb\n")
+    asked: Any = {"template": "{text}", "keep": True, **FIELDS}
+
+    with pytest.raises(OSError, match="has changed since the run began") as raised:
+        served.run(
+            source, out, progress=lambda done, _: done and source.write_text(edited), **asked
+        )
+    assert raised.value.filename == str(source)
+    assert not out.exists()
+
+    source.write_text("text\na\nb\n")
+    assert not served.run(source, out, **asked)
+    assert [line.split(",")[0] for line in out.read_text().splitlines()[1:]] == ["a", "b"]
+
+
 def test_only_what_failed_runs_again(redis_url: str, producer: Producer, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     rows: list[Any] = ["hello", {"prompt": "hello", "model": "later"}]
