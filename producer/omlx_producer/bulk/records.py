@@ -66,11 +66,13 @@ class Record:
 
     Attributes:
         value: with a problem, what could be read; None if nothing.
+        takes: whether the problem has taken lines that may be other rows.
     """
 
     line: int
     value: str | dict[str, Any] | None
     problem: str = ""
+    takes: bool = False
 
 
 def format_of(name: str) -> Format:
@@ -366,7 +368,13 @@ def _read_csv_text(text: IO[str], delimiter: str | None) -> Iterator[Record]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield Record(line, None, f"not CSV ({error})")
+            last, problem = before + reader.line_num, f"not CSV ({error})"
+            if last > line:
+                problem += (
+                    f"; a quote that begins there takes lines {line} to {last}; close it, or write "
+                    "two for one that is text"
+                )
+            yield Record(line, None, problem, takes=last > line)
             continue
         problem = _stray_byte("".join(cells))
         if len(cells) > len(columns):

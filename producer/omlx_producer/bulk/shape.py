@@ -248,12 +248,13 @@ class RowMaker:
         """The records to run, after a look at the first for what would fail all rows alike.
 
         Args:
-            again: all records once more, to count those with empty fields of a template; without
-                them the first are counted.
+            again: all records once more, to look for open quotes and to count those with empty
+                fields of a template; without them the first are counted.
 
         Raises:
             InvalidRequest: at once, if none of the first rows can be read, has a column that the
-                options name, or a model; or if a field is empty and nothing says what to do then.
+                options name, or a model; if a quote takes rows; or if a field is empty and nothing
+                says what to do then.
         """
         records = iter(records)
         first = list(itertools.islice(records, FIRST_ROWS))
@@ -266,8 +267,8 @@ class RowMaker:
             self._require_no_columns("texts have no columns", "give objects")
         if first and self._shape.model is None and not any(map(self._names_model, first)):
             self._only_model()
-        if self._shape.empty is None:
-            self._refuse_empty(first if again is None else again)
+        if self._shape.empty is None or self._kind == "csv":
+            self._refuse_lost(first if again is None else again)
         return filter(self._keeps, itertools.chain(first, records))
 
     def _names_model(self, record: Record) -> bool:
@@ -277,10 +278,12 @@ class RowMaker:
         body = value.get("body", value)
         return isinstance(body, dict) and body.get("model") is not None
 
-    def _refuse_empty(self, records: Iterable[Record]) -> None:
+    def _refuse_lost(self, records: Iterable[Record]) -> None:
         empty, line = Counter[str](), 0
         for record in records:
-            names = self._empty_fields(record)
+            if record.takes:
+                raise InvalidRequest(None, f"line {record.line}: {record.problem}")
+            names = self._empty_fields(record) if self._shape.empty is None else []
             empty.update(names)
             line = line or (record.line if names else 0)
         if empty:

@@ -69,6 +69,18 @@ def test_a_parquet_that_is_none_is_told(run: Run, tmp_path: Path, how: list[str]
             f"--model: missing, but workers have announced several; give one of big, {ALIAS}",
         ),
         ("text\n\n", [], "{source}: holds no rows; give an input that has some"),
+        (
+            "text,n\na,1\n" + '"open,2\n' + "b,3\n" * 150,
+            [],
+            "line 3: not CSV (unexpected end of data); a quote that begins there takes lines 3 to "
+            "153; close it, or write two for one that is text",
+        ),
+        (
+            'text\na\n"open\nb\n"c"\nd\n',
+            [],
+            "line 3: not CSV (',' expected after '\"'); a quote that begins there takes lines 3 to "
+            "5; close it, or write two for one that is text",
+        ),
     ],
 )
 def test_what_would_fail_all_rows_is_told_before_anything_runs(
@@ -85,10 +97,20 @@ def test_what_would_fail_all_rows_is_told_before_anything_runs(
     for model in models:
         announce(connection, model)
     options = [option.format(folder=tmp_path) for option in how]
-    code, sentence = told(run, "run", str(source), "--template", "{text}", *options)
-    assert (code, sentence) == (2, "omlx-submit: " + said.format(source=source))
+    command = ("run", str(source), "--template", "{text}", *options)
+    for more in [()] if "--empty" in said else [(), ("--empty", "fail")]:
+        code, sentence = told(run, *command, *more)
+        assert (code, sentence) == (2, "omlx-submit: " + said.format(source=source))
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
     assert not list(connection.scan_iter("omlx:batch:*"))
+
+
+def test_lines_that_a_quote_takes_from_stdin_are_named(run: Run) -> None:
+    content = "text\n" + "a\n" * 100 + '"open\nb\nc\n'
+    done = run("run", "-", "--format", "csv", "--template", "{text}", "--detach", input=content)
+    assert done.exit_code == 0
+    rows = run("results", done.stdout.strip(), "--partial").stdout
+    assert "a quote that begins there takes lines 102 to 104; close it" in rows
 
 
 def test_an_output_that_is_no_file_is_told_before_anything_runs(
