@@ -132,12 +132,13 @@ class LinesFile:
         self._store = store
         remove_drafts(path)
         make_file(path, like=like)
-        size = path.stat().st_size
-        if copied is not None and size == copied.size:
+        found = path.stat()
+        if copied is not None and (found.st_size, found.st_nlink) == (copied.size, 1):
             self.lines = copied.lines
         else:
-            if copied is not None:
-                self._say_changed(size)
+            if copied is not None and found.st_size != copied.size:
+                self._say_changed(found.st_size)
+            # A new file. Hard links of the old one are left to others.
             self._write(in_input_order=False)
         self._stream = path.open("ab")
 

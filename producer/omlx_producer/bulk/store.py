@@ -122,7 +122,7 @@ class Store:
         files: what the files of lines held at the last end of a command; None if it was killed.
 
     Raises:
-        InvalidRequest: if another process has it, or another version wrote it.
+        InvalidRequest: if another process has it, another version wrote it, or it has two names.
         OSError: if the file or its disk does not allow it; so do all methods.
     """
 
@@ -130,6 +130,13 @@ class Store:
         self.path = path
         if path is not None:
             make_file(path, like=like)
+            if path.is_file() and path.stat().st_nlink > 1:
+                # SQLite's log and lock go by the name.
+                raise InvalidRequest(
+                    None,
+                    f"{path}: has other names, as hard links",
+                    "copy it, and give the copy this name",
+                )
         with self._errors():
             self._database = sqlite3.connect(path or "", isolation_level=None, timeout=0)
         with contextlib.ExitStack() as opening:

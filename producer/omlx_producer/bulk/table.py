@@ -42,8 +42,9 @@ TEXT, INTEGER, NUMBER, BOOLEAN, JSON, LIST = "text", "integer", "number", "boole
 VECTOR = "vector"
 _KINDS = {"string": TEXT, "integer": INTEGER, "number": NUMBER, "boolean": BOOLEAN}
 
-# What makes a spreadsheet take a text for a formula, and the mark, so that it can be undone.
-_FORMULA = re.compile(r"[=+\-@\t\r\n']")
+# What makes a spreadsheet take a text for a formula, also in full width and behind blanks, and the
+# mark, so that it can be undone.
+_FORMULA = re.compile(r"[\s\u200b\ufeff]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n']")
 _PLAIN_NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)*([eE][+-]?[0-9]+)?")
 
 
@@ -323,7 +324,7 @@ def safe_cell(cell: str) -> str:
     Texts that begin with ``'`` get another one, so removing one from each text that begins with it
     gives back all texts. Plain numbers stay.
     """
-    if _FORMULA.match(cell) and not _PLAIN_NUMBER.fullmatch(cell):
+    if _FORMULA.match(cell) and not _PLAIN_NUMBER.fullmatch(cell.lstrip(" ")):
         return f"'{cell}"
     return cell
 
@@ -332,13 +333,10 @@ def _write_csv(
     rows: Iterator[dict[str, Any]], columns: list[Column], stream: IO[bytes], *, safe: bool
 ) -> None:
     text = io.TextIOWrapper(stream, "utf-8", newline="")
-    writer = csv.DictWriter(text, [column.name for column in columns])
-    writer.writeheader()
-    for row in rows:
-        cells = {name: _as_text(value) for name, value in row.items()}
-        if safe:
-            cells = {name: cell and safe_cell(cell) for name, cell in cells.items()}
-        writer.writerow(cells)
+    writer, names = csv.writer(text), [column.name for column in columns]
+    for row in itertools.chain([dict(zip(names, names, strict=True))], rows):
+        cells = [_as_text(row.get(name)) for name in names]
+        writer.writerow([cell and safe_cell(cell) for cell in cells] if safe else cells)
     text.detach()
 
 

@@ -177,6 +177,30 @@ def test_what_a_kill_left_of_a_rewrite_goes_with_the_next_run(tmp_path: Path) ->
     ]
 
 
+def test_two_runs_on_hard_links_of_one_file_write_a_file_each(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.touch()
+    os.link(one, two)
+    with Output.open(one) as first, Output.open(two) as second:
+        for output, name in ((first, "a"), (second, "b")):
+            output.store.see(row(name))
+            output.commit([ok(name)])
+    assert (ids(one), ids(two)) == (["a"], ["b"])
+    # So has a copy of links that a backup makes of the files of a run.
+    os.link(one, tmp_path / "backup.jsonl")
+    write(one, ok("c")).close()
+    assert (ids(one), ids(tmp_path / "backup.jsonl")) == (["a", "c"], ["a"])
+
+
+def test_a_record_of_a_run_has_one_name(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a")).close()
+    os.link(run_path(out), tmp_path / "other.jsonl.run")
+    for output in (out, tmp_path / "other.jsonl"):
+        with pytest.raises(InvalidRequest, match=r"run: has other names, as hard links; copy it"):
+            Store(run_path(output))
+
+
 def test_a_link_has_the_files_beside_what_it_names(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     link, out = tmp_path / "link.jsonl", tmp_path / "folder" / "out.jsonl"

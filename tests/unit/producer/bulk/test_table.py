@@ -240,8 +240,12 @@ def test_parquet_columns_have_the_types_of_the_schema(tmp_path: Path) -> None:
     assert str(2**63) in table.column("text").to_pylist()[2]
 
 
-FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "'quoted", "''"]
-HARMLESS = ["", "text", "-3", "+1.5e-7", "-1,000.5", "a=b", " =1"]
+FORMULAS = [
+    *("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "'quoted", "''"),
+    *(" =1", "\u3000 @SUM(A1)", "\xa0-2+3", "\ufeff=1", "\u200b=1"),
+    *("\uff1d1+1", "\uff0b1", "\uff0d2+3", "\uff20SUM(A1)", " \uff1d1"),
+]
+HARMLESS = ["", "text", "-3", " -3", "+1.5e-7", "-1,000.5", "a=b", " a", "\uff11"]
 
 
 def test_no_cell_of_a_csv_is_a_formula_unless_asked_for(tmp_path: Path) -> None:
@@ -266,7 +270,18 @@ def test_properties_ids_and_kept_columns_are_no_formulas_either(tmp_path: Path) 
     assert cells == ("'=id", "'=1", "-3", '["=1"]', "'=2", "-4")
 
 
-@given(st.text(st.sampled_from("'=+-@\t\na1,")))
+@pytest.mark.parametrize("safe", [True, False])
+def test_names_of_columns_are_no_formulas_either(tmp_path: Path, safe: bool) -> None:
+    out = tmp_path / "out.csv"
+    names = ["@SUM(1)", "=HYPERLINK(1)"]
+    form = TableForm(properties={names[0]: TEXT}, kept={names[1]: None}, csv_safe=safe)
+    answer = answered("a", content=json.dumps({names[0]: "answer"}))
+    write(out, answer, finish=True, form=form, source=[Record(1, {names[1]: "input"})]).close()
+    (row,) = csv_rows(out)
+    assert [row["'" * safe + name] for name in names] == ["answer", "input"]
+
+
+@given(st.text(st.sampled_from("'=+-@\t\na1, \uff1d")))
 def test_removing_a_leading_mark_gives_back_every_text(text: str) -> None:
     cell = safe_cell(text)
     assert cell.removeprefix("'") == text
