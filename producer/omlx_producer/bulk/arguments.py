@@ -10,7 +10,16 @@ from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.records import Format
 from omlx_producer.bulk.shape import Empty
 from omlx_producer.client.fields import RequestFields
+from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import Priority
+
+# Options that the command has under another name, or alone.
+_OF_THE_COMMAND = {
+    "detach": "call Producer.batch",
+    "dry_run": "call omlx-submit run --dry-run",
+    "output": "give out",
+    "queue_anyway": "give require_known_model=False",
+}
 
 
 class BulkArguments(RequestFields, total=False):
@@ -43,7 +52,13 @@ class BulkArguments(RequestFields, total=False):
 
 
 def read_arguments(rows: Any, arguments: BulkArguments) -> tuple[RunOptions, Given | None]:
-    """The options of a run, and its rows if they are in memory."""
+    """The options of a run, and its rows if they are in memory.
+
+    Raises:
+        InvalidRequest: if an option is none, or has a wrong value.
+    """
+    for name in arguments.keys() & _OF_THE_COMMAND.keys():
+        raise InvalidRequest(name, "is of the command", _OF_THE_COMMAND[name])
     asked = {name: value for name, value in arguments.items() if value is not None}
     if "max_tokens" in asked and "max_completion_tokens" not in asked:
         asked["max_completion_tokens"] = asked.pop("max_tokens")

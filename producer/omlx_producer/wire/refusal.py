@@ -20,6 +20,13 @@ _OTHER_NAMES: dict[int | str, str] = {
     "max_completion_tokens": "max_tokens",
     "top_logprobs": "logprobs",
 }
+# Options of the command line by the fields that they give.
+_OF_OPTIONS = {
+    "choice": "structured_outputs.choice",
+    "end_loops": "repetition_detection",
+    "regex": "structured_outputs.regex",
+    "schema": "response_format",
+}
 
 
 def refusal_of(
@@ -48,6 +55,8 @@ def refusal_of(
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(path[-1]), owner.model_fields, n=1)
         remedy = f"did you mean {near[0]}?" if near else "remove it"
+        if len(path) == 1 and path[0] in _OF_OPTIONS:
+            remedy = f"give {_OF_OPTIONS[path[0]]}"
         return InvalidRequest(where, "unknown field", remedy)
     if problem["type"] == "missing":
         return InvalidRequest(where, "missing", f"give {expected}")

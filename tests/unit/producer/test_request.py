@@ -134,6 +134,10 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"temperature": float("nan")}, "temperature: got nan; give a number from 0 to 2"),
     (OK | {"temprature": 1}, "temprature: unknown field; did you mean temperature?"),
     (OK | {"usr": "me"}, "usr: unknown field; remove it"),
+    (OK | {"schema": {}}, "schema: unknown field; give response_format"),
+    (OK | {"choice": ["a"]}, "choice: unknown field; give structured_outputs.choice"),
+    (OK | {"regex": "a"}, "regex: unknown field; give structured_outputs.regex"),
+    (OK | {"end_loops": True}, "end_loops: unknown field; give repetition_detection"),
     (OK | {"turns": []}, "turns: unknown field; remove it"),
     (message(generate=True), "messages[0].generate: unknown field; remove it"),
     (

@@ -188,6 +188,10 @@ def test_an_option_is_refused_by_its_name(producer: Producer) -> None:
         ({"format": "xml"}, "format: got 'xml'; give one of jsonl, text, csv and parquet"),
         ({"empty": "no"}, "empty: got 'no'; give one of skip, fail and run"),
         ({"template": 5}, "template: got 5; give text"),
+        ({"queue_anyway": True}, "queue_anyway: is of the command; give require_known_model=False"),
+        ({"output": "out.jsonl"}, "output: is of the command; give out"),
+        ({"detach": True}, "detach: is of the command; call Producer.batch"),
+        ({"dry_run": True}, "dry_run: is of the command; call omlx-submit run --dry-run"),
     ],
 )
 def test_options_are_refused_as_those_of_the_command_line_are(
@@ -197,6 +201,18 @@ def test_options_are_refused_as_those_of_the_command_line_are(
     for call in (producer.batch, producer.run):
         with pytest.raises(InvalidRequest, match=f"^{said}"):
             call(source, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "field"), [("schema", "response_format"), ("choice", "structured_outputs.choice")]
+)
+def test_options_of_answers_are_told_by_their_names_in_a_request(
+    producer: Producer, option: str, field: str
+) -> None:
+    asked: Any = {option: "name"}
+    for call in (producer.batch, lambda rows, **more: next(producer.run(rows, **more))):
+        with pytest.raises(InvalidRequest, match=f"^{option}: unknown field; give {field}$"):
+            call(["a"], **asked)
 
 
 def test_rows_with_empty_fields_are_counted_unless_they_can_be_read_only_once(
