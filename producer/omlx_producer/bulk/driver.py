@@ -24,7 +24,7 @@ class Driver:
         rows: of the source, those to run.
         errors: the file of errors, for what is shown.
         only_failures: whether the rows are those that failed before; others are not counted then.
-        check: called at each turn. What it raises ends the run.
+        check: called before the first turn and after each. What it raises ends the run.
 
     Attributes:
         meter: what is shown.
@@ -69,6 +69,8 @@ class Driver:
             KeyboardInterrupt: also if rows are waited for after an interrupt, and no worker lives.
         """
         meter, seen = self.meter, self._source.seen
+        if self._check:
+            self._check()
         for _ in turns(self.collector, signals):
             meter.before = seen.done
             if not self._only_failures:

@@ -106,8 +106,10 @@ def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
 
 def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     """``omlx-submit watch`` of a batch."""
-    with open_producer(url) as producer, goes_on("batch", batch_id):
-        state = follow(Batch(producer.connection, batch_id), "ndjson" if as_json else "auto")
+    with open_producer(url) as producer:
+        producer.connection.ping()
+        with goes_on("batch", batch_id):
+            state = follow(Batch(producer.connection, batch_id), "ndjson" if as_json else "auto")
     if state.state == "cancelled" and not as_json:
         tell_how_far(state)
     if state.failed or state.state != "done":

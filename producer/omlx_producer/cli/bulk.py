@@ -116,7 +116,7 @@ def retry(
             )
         source = source or earlier.input
         require_input(source, earlier.format)
-        with resumable(source):
+        with resumable(source) as turn:
             ended = run_here(
                 producer,
                 earlier.model_copy(update={"input": source}),
@@ -125,5 +125,6 @@ def retry(
                 only_failures=True,
                 refused_too=refused,
                 progress=progress,
+                check=turn,
             )
         conclude(ended, output, source)

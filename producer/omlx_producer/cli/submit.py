@@ -119,8 +119,10 @@ def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
     if is_batch_id(job_id):
         watch_batch(job_id, redis_url, as_json=as_json)
         return
-    with open_producer(redis_url) as producer, goes_on("job", job_id):
-        show_stream(producer, job_id, as_json=as_json)
+    with open_producer(redis_url) as producer:
+        producer.connection.ping()
+        with goes_on("job", job_id):
+            show_stream(producer, job_id, as_json=as_json)
 
 
 @click.command(cls=SectionedCommand)
@@ -142,8 +144,10 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
     """
     if is_batch_id(job_id):
         raise click.UsageError(f"{job_id} is a batch; see omlx-submit results {job_id}")
-    with open_producer(redis_url) as producer, goes_on("job", job_id):
-        show_result(producer, job_id, timeout, as_json=as_json)
+    with open_producer(redis_url) as producer:
+        producer.connection.ping()
+        with goes_on("job", job_id):
+            show_result(producer, job_id, timeout, as_json=as_json)
 
 
 def read_stdin() -> str:

@@ -170,7 +170,7 @@ class FileRun:
         if self.dry_run is not None:
             self._try(producer, options, self.dry_run, check)
         elif self.output is not None:
-            with resumable(self.input):
+            with resumable(self.input, check) as turn:
                 ended = run_here(
                     producer,
                     options,
@@ -178,7 +178,7 @@ class FileRun:
                     ordered=self.ordered,
                     replace_results=self.replace_results,
                     progress=self.progress,
-                    check=check,
+                    check=turn,
                 )
             conclude(ended, self.output, self.input, before_retry)
 

@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import click
@@ -17,6 +17,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
+from omlx_producer.bulk.driver import Check
 from omlx_producer.complaints import redis_error, settings_error
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV, PREFIX
@@ -100,13 +101,28 @@ def goes_on(kind: str, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resumable(source: str) -> Iterator[None]:
-    """If a run of this input ends early, say how to continue, after the reason."""
+def resumable(source: str, check: Check = None) -> Iterator[Callable[[], None]]:
+    """If a run of this input ends early, say how to continue, after the reason.
+
+    Yields the check of its `Driver`, which has begun once that is called.
+
+    Args:
+        check: what else is to be called then.
+    """
+    begun = False
+
+    def turn() -> None:
+        nonlocal begun
+        begun = True
+        if check:
+            check()
+
     try:
-        yield
+        yield turn
     except (KeyboardInterrupt, RedisError, OSError) as error:
-        advice = f"stopped; continue {with_command(stdin=source == '-')}"
-        click.get_current_context().call_on_close(partial(click.echo, advice, err=True))
+        if begun:
+            advice = f"stopped; continue {with_command(stdin=source == '-')}"
+            click.get_current_context().call_on_close(partial(click.echo, advice, err=True))
         if isinstance(error, OSError):
             fail(JOB_ENDED_BADLY, file_error(error))
         raise

@@ -381,10 +381,12 @@ def test_an_unreachable_redis_exits_with_3_and_no_password(
 ) -> None:
     monkeypatch.setattr("omlx_producer.connection._RETRIES", 0)
     url = f"redis://:secret@127.0.0.1:{free_port()}/0"
-    for args in (["x"], ["status"], ["watch", "j"], ["result", "j"], ["cancel", "j"]):
+    batch = "batch-0123456789ab"
+    for args in (["x"], ["status"], *(["watch", each] for each in ("j", batch)), ["result", "j"]):
         began = time.monotonic()
         done = run(*args, "--redis-url", url)
         assert done.exit_code == 3
+        assert done.stderr.count("\n") == 1
         assert f"Redis at {url.replace(':secret@', '')} does not answer" in done.stderr
         assert "name another with --redis-url" in done.stderr
         assert "secret" not in done.stderr

@@ -177,14 +177,37 @@ def test_rows_of_stdin_with_empty_fields_fail_behind_those_that_were_looked_at(
     assert run("retry", "out.jsonl", "--input", "rows.csv", "--progress", "none").exit_code == 1
 
 
-def test_how_to_continue_is_told_after_the_reason(run: Run, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("worker")
+def test_how_to_continue_is_told_after_the_reason(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(28, "No space left on device", "out.jsonl")
+
+    write_rows(tmp_path / "rows.jsonl", 1)
+    monkeypatch.setattr(Output, "commit", fill)
+    done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    assert done.exit_code == 1
+    reason, advice = done.stderr.splitlines()
+    assert reason == "omlx-submit: out.jsonl: No space left on device"
+    assert advice.startswith("stopped; continue with: omlx-submit")
+
+
+def test_a_run_that_has_not_begun_is_not_continued(
+    run: Run, redis_url: str, tmp_path: Path
+) -> None:
     write_rows(tmp_path / "rows.jsonl", 1)
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
-    done = run("run", "rows.jsonl", "-o", "out.jsonl", "--redis-url", nowhere)
-    assert done.exit_code == 3
-    reason, advice = done.stderr.splitlines()
-    assert reason.startswith("omlx-submit: Redis at redis://127.0.0.1:")
-    assert advice.startswith("stopped; continue with: omlx-submit")
+    database = f"{redis_url.rpartition('/')[0]}/9999"
+    for output, url, code, said in (
+        ("out.jsonl", nowhere, 3, f"Redis at {nowhere} does not answer"),
+        ("out.jsonl", database, 3, "has no database of this number; end the URL in a smaller one"),
+        (f"{'x' * 300}.jsonl", redis_url, 1, "File name too long"),
+    ):
+        done = run("run", "rows.jsonl", "-o", output, "--redis-url", url)
+        assert done.exit_code == code
+        [reason] = done.stderr.splitlines()
+        assert said in reason
 
 
 @pytest.mark.usefixtures("worker")
