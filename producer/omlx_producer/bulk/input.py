@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import redis
@@ -17,6 +18,7 @@ from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.plan import Seen, plan_rows
 from omlx_producer.bulk.records import (
     Record,
+    csv_style,
     delimiter_of,
     estimate_rows,
     input_columns,
@@ -122,7 +124,8 @@ class Input:
         rows = self._count
         if options.input != "-":
             rows = estimate_rows(options.input, options.format)
-        return min((n for n in (rows, options.limit) if n is not None), default=None)
+        read = min((n for n in (rows, options.limit) if n is not None), default=None)
+        return None if read is None else max(0, read - self.maker.to_skip)
 
     def table_form(self) -> TableForm:
         """The form of a table of this run.
@@ -137,10 +140,19 @@ class Input:
             with open_input(options.input) as stream:
                 delimiter = options.delimiter or delimiter_of(options.input)
                 kept = input_columns(stream, options.format, delimiter)
-        properties = columns_asked(options.sampling)
-        return TableForm(
-            options.with_body, properties, kept, options.csv_safe, vectors=options.embed
+        form = TableForm(
+            options.with_body,
+            columns_asked(options.sampling),
+            kept,
+            options.csv_safe,
+            vectors=options.embed,
         )
+        named = delimiter_of(options.input)
+        if options.format != "csv" or options.input == "-" or named is not None:
+            return form
+        # A CSV goes out as it came in.
+        delimiter, encoding = csv_style(options.input, options.delimiter)
+        return replace(form, delimiter=delimiter, encoding=encoding)
 
     @contextlib.contextmanager
     def kept_records(self, store: Store) -> Iterator[Iterable[Record]]:

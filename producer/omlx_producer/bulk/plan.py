@@ -84,7 +84,7 @@ def plan_rows(
 
 def _duplicate(row: Row | BadRow, before: int) -> BadRow:
     reason = (
-        f"line {row.line}: custom_id {row.custom_id!r} was given at line {before} already; "
+        f"line {row.line}: the id {row.custom_id!r} was given at line {before} already; "
         "give each row its own"
     )
     if isinstance(row, BadRow):

@@ -6,6 +6,7 @@ problem, and reading continues after it. A whole input of another form is refuse
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import gzip
@@ -36,7 +37,7 @@ _SUFFIXES: dict[str, Format] = {
 }
 _SPREADSHEETS = {".xlsx", ".xlsm", ".xls", ".ods", ".numbers"}
 # Of a CSV, those that names of columns rarely hold first.
-_DELIMITERS = "\t;,"
+_DELIMITERS = "\t|;,"
 # The first line that Excel writes, and reads, to name the delimiter.
 _SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)
 _AS_UTF_8 = "save the file as UTF-8, as iconv -f {} -t UTF-8 does"
@@ -96,6 +97,20 @@ def format_of(name: str) -> Format:
 def delimiter_of(name: str) -> str | None:
     """What separates the cells of a CSV of this name; None if its first line tells."""
     return "\t" if Path(_unzipped(name)).suffix == ".tsv" else None
+
+
+def csv_style(name: str, delimiter: str | None) -> tuple[str, str]:
+    """What separates the cells of a CSV file, and its encoding, which tells a byte order mark.
+
+    Args:
+        delimiter: by default what its first line tells.
+    """
+    with open_input(name) as stream:
+        first = stream.readline(MAX_LINE_BYTES)
+    marked, header = first.startswith(codecs.BOM_UTF8), first.decode("utf-8-sig", "replace")
+    named = _SEPARATOR.fullmatch(header)
+    encoding = "utf-8-sig" if marked else "utf-8"
+    return delimiter or (named[1] if named else _delimiter_in(header)), encoding
 
 
 def _unzipped(name: str) -> str:
@@ -323,7 +338,7 @@ def _parsed(number: int, text: str) -> Record:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise InvalidRequest(None, f"{name} is not JSON", "write null")
 
 
 def _read_csv(stream: IO[bytes], delimiter: str | None) -> Iterator[Record]:

@@ -196,6 +196,7 @@ class RowMaker:
         ignored: how many rows had a field of OpenAI that has no effect, by field.
         used: the models of the rows.
         skipped: how many rows were left out.
+        to_skip: how many will be, as far as they were counted before.
         constraint: of the options, for rows without one of their own.
 
     Raises:
@@ -240,7 +241,7 @@ class RowMaker:
         self.constraint = asked.constraint
         self.ignored: Counter[str] = Counter()
         self.used: set[str] = set()
-        self.skipped = 0
+        self.skipped = self.to_skip = 0
 
     def checked(
         self, records: Iterable[Record], again: Iterable[Record] | None = None
@@ -267,7 +268,7 @@ class RowMaker:
             self._require_no_columns("texts have no columns", "give objects")
         if first and self._shape.model is None and not any(map(self._names_model, first)):
             self._only_model()
-        if self._shape.empty is None or self._kind == "csv":
+        if self._shape.empty in (None, "skip") or self._kind == "csv":
             self._refuse_lost(first if again is None else again)
         return filter(self._keeps, itertools.chain(first, records))
 
@@ -283,10 +284,11 @@ class RowMaker:
         for record in records:
             if record.takes:
                 raise InvalidRequest(None, f"line {record.line}: {record.problem}")
-            names = self._empty_fields(record) if self._shape.empty is None else []
+            names = self._empty_fields(record)
             empty.update(names)
+            self.to_skip += bool(names) and self._shape.empty == "skip"
             line = line or (record.line if names else 0)
-        if empty:
+        if empty and self._shape.empty is None:
             found = " and ".join(
                 f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} an empty {{{name}}}"
                 for name, rows in empty.items()

@@ -77,6 +77,7 @@ class TableForm:
             with the name of a fixed column has the prefix `INPUT`.
         vectors: whether the lines have vectors in place of texts.
         csv_safe: whether a CSV has no cell that a spreadsheet runs as a formula; see `safe_cell`.
+        delimiter: of the cells of a CSV; ``encoding`` likewise.
     """
 
     with_body: bool = False
@@ -84,6 +85,8 @@ class TableForm:
     kept: Mapping[str, Any] = field(default_factory=dict)
     csv_safe: bool = True
     vectors: bool = False
+    delimiter: str = ","
+    encoding: str = "utf-8"
 
 
 PLAIN = TableForm()
@@ -232,7 +235,7 @@ def write_table(
         if output.suffix.lower() == ".parquet":
             _write_parquet(lines, layout.columns, stream)
         else:
-            _write_csv(lines, layout.columns, stream, safe=form.csv_safe)
+            _write_csv(lines, layout.columns, stream, form)
 
 
 def _lines(
@@ -330,13 +333,14 @@ def safe_cell(cell: str) -> str:
 
 
 def _write_csv(
-    rows: Iterator[dict[str, Any]], columns: list[Column], stream: IO[bytes], *, safe: bool
+    rows: Iterator[dict[str, Any]], columns: list[Column], stream: IO[bytes], form: TableForm
 ) -> None:
-    text = io.TextIOWrapper(stream, "utf-8", newline="")
-    writer, names = csv.writer(text), [column.name for column in columns]
+    text = io.TextIOWrapper(stream, form.encoding, newline="")
+    writer = csv.writer(text, delimiter=form.delimiter)
+    names = [column.name for column in columns]
     for row in itertools.chain([dict(zip(names, names, strict=True))], rows):
         cells = [_as_text(row.get(name)) for name in names]
-        writer.writerow([cell and safe_cell(cell) for cell in cells] if safe else cells)
+        writer.writerow([cell and safe_cell(cell) for cell in cells] if form.csv_safe else cells)
     text.detach()
 
 

@@ -749,10 +749,33 @@ def test_formulas_are_marked_in_a_csv_unless_told_otherwise(run: Run, tmp_path: 
     command = ("run", "rows.csv", "-o", "out.csv", "--delimiter", ";", "--progress", "none")
     for more, shown in (((), "'=1"), (("--no-csv-safe",), "=1"), ((), "'=1")):
         assert run(*command, *more).exit_code == 0
-        assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith(f"{shown},")
+        assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith(f"{shown};")
     # A retry does as the last run did.
     assert run("retry", "out.csv").exit_code == 0
-    assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("'=1,")
+    assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("'=1;")
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    ("name", "content", "more", "begins"),
+    [
+        ("r.csv", b"\xef\xbb\xbfid;prompt\r\n1;a\r\n", [], b"\xef\xbb\xbfcustom_id;text;"),
+        ("r.csv", b"sep=;\nid;prompt\n1;a\n", ["--keep"], b"id;prompt;custom_id;text;"),
+        ("r.csv", b"id|prompt\n1|a\n", [], b"custom_id|text|"),
+        ("r.csv", b"id:prompt\n1:a\n", ["--delimiter", ":"], b"custom_id:text:"),
+        ("r.csv", b"prompt\na\n", [], b"custom_id,text,"),
+        ("r.tsv", b"id\tprompt\n1\ta\n", [], b"custom_id,text,"),
+        ("r.jsonl", b'{"prompt": "a;b"}\n', [], b"custom_id,text,"),
+    ],
+)
+def test_a_csv_goes_out_as_it_came_in(
+    run: Run, tmp_path: Path, name: str, content: bytes, more: list[str], begins: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    for command in (("run", name, "-o", "out.csv", *more), ("retry", "out.csv")):
+        done = run(*command, "--progress", "none")
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "out.csv").read_bytes().startswith(begins)
 
 
 def test_a_broken_zipped_input_is_told_before_anything_runs(run: Run, tmp_path: Path) -> None:

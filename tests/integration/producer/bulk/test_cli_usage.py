@@ -33,7 +33,7 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
         "most_completion_tokens": 5,
         "ignored_fields": {},
     }
-    assert "line 2: custom_id 'a' was given at line 1 already" in done.stderr
+    assert "line 2: the id 'a' was given at line 1 already" in done.stderr
     assert jobs_in_redis(connection) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 

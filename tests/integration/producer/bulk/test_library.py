@@ -225,8 +225,12 @@ def test_rows_with_empty_fields_are_counted_unless_they_can_be_read_only_once(
             next(served.run(each, template=template))
     results = list(served.run(iter(rows), template=template, ordered=True, **FIELDS))
     assert [result.code for result in results] == ["", "invalid_request", "invalid_request"]
-    results = list(served.run(rows, template=template, empty="skip", **FIELDS))
-    assert [result.custom_id for result in results] == ["row-1"]
+    for each in (rows, Frame({"call": ["a", "", None]})):
+        totals = set[int | None]()
+        told: Any = {"progress": lambda _, total, totals=totals: totals.add(total)}
+        results = list(served.run(each, template=template, empty="skip", **told, **FIELDS))
+        assert [result.custom_id for result in results] == ["row-1"]
+        assert totals == {1}
 
 
 @pytest.mark.parametrize("rows", [[], iter(()), Frame({"prompt": []})])

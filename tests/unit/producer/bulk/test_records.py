@@ -39,7 +39,7 @@ def test_jsonl_has_an_object_a_line_and_blank_lines_count_but_are_no_rows() -> N
     [
         ("nonsense", "not JSON (Expecting value: line 1 column 1 (char 0)); give --format csv for"),
         ("[1]", "not a JSON object"),
-        ('{"a": NaN}', "not JSON (NaN is not JSON)"),
+        ('{"a": NaN}', "NaN is not JSON; write null"),
         ("[" * 100_000, "nested too deeply"),
         (f"[{'[],' * 500_000}1]", "request: holds more than 100000 values beside its prompt"),
         ('{"a": 1} {"b": 2}', "not JSON"),
@@ -307,7 +307,8 @@ def test_names_tell_the_format_also_of_zipped_files(
         ('\ufeff"a;x;y",b\n', None, ["a;x;y", "b"]),
         ("net, of tax;b\n", None, ["net, of tax", "b"]),
         ('b;"two\nlines, x"\n', None, ["b", "two\nlines, x"]),
-        ("a|b\n", "|", ["a", "b"]),
+        ("a|b\n", None, ["a", "b"]),
+        ("a|b,c\n", "|", ["a", "b,c"]),
         ("a;x,b\n", ",", ["a;x", "b"]),
         ("alone\n", None, ["alone"]),
         ("\ufeffsep=;\r\na,x;b\r\n", None, ["a,x", "b"]),
