@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from omlx_producer.bulk.progress import Style
+from omlx_producer.console import TableConsole
 from omlx_producer.terminal import duration, one_cell
 
 
@@ -26,7 +26,7 @@ def shown(style: Style, model: str) -> Iterator[Callable[[str], object]]:
         yield lambda _: None
     elif style == "bar" or (style == "auto" and sys.stderr.isatty()):
         began = time.monotonic()
-        with Console(stderr=True).status(_line(model, 0, "")) as status:
+        with TableConsole(stderr=True).status(_line(model, 0, "")) as status:
             yield lambda beside: status.update(_line(model, time.monotonic() - began, beside))
     else:
         click.echo(json.dumps({"type": "loading", "model": model}), err=True)

@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol, get_args
 import click
 import redis
 from redis.exceptions import RedisError
-from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
+from omlx_producer.console import TableConsole
 from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.figures import read_figures, read_started
 from omlx_producer.terminal import counted, duration, write
@@ -121,7 +121,7 @@ class Bar:
     """A progress bar, and a summary in sentences."""
 
     def __init__(self) -> None:
-        self._live = Live(console=Console(stderr=True), auto_refresh=False)
+        self._live = Live(console=TableConsole(stderr=True), auto_refresh=False)
         self._shown_at = float("-inf")
         self._live.start()
 

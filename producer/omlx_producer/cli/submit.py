@@ -76,7 +76,7 @@ def submit(
     """
     refuse_conflicts(raw, system, sampling)
     text = read_stdin() if prompt == "-" else prompt
-    if not text:
+    if not text.strip():
         fail(INVALID, "PROMPT: is empty; give text")
     with open_producer(redis_url) as producer:
         models = producer.models()

@@ -7,7 +7,8 @@ import re
 import zlib
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message
@@ -49,9 +50,21 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+def seconds_of(window: str) -> float:
+    """A completion window in seconds."""
+    return float(window[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[window[-1]]
+
+
+def _not_over(window: str) -> str:
+    if not seconds_of(window):
+        raise PydanticCustomError("window", "is over at once")
+    return window
+
+
 CompletionWindow = Annotated[
     str,
     Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$"),
+    AfterValidator(_not_over),
     Remedy('a time such as "24h", "90m" or "30s"'),
 ]
 Metadata = Annotated[
@@ -477,11 +490,6 @@ class GenerationRequest(RequestPart):
         """The ``data`` of its job."""
         call: list[Any] = [JOB_FUNCTION, None, [], {"request": self.to_wire()}]
         return zlib.compress(json.dumps(call).encode())
-
-
-def seconds_of(window: str) -> float:
-    """A completion window in seconds."""
-    return float(window[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[window[-1]]
 
 
 def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:

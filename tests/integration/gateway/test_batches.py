@@ -129,7 +129,7 @@ def test_a_wrong_input_fails_with_the_numbers_of_its_lines(client: OpenAI) -> No
     assert failed.errors
     assert failed.errors.data
     assert [error.line for error in failed.errors.data] == [2, 3, 4, 5, 6, 7, 8]
-    words = ("custom_id", "url", "temperature", "nobody", "body", "custom_id", "values")
+    words = ("the id '", "url", "temperature", "nobody", "body", "custom_id", "values")
     for error, word in zip(failed.errors.data, words, strict=True):
         assert word in (error.message or "")
     assert [error.param for error in failed.errors.data[2:4]] == ["temperature", "model"]
@@ -254,7 +254,7 @@ def test_a_gateway_answers_others_while_it_uploads_and_makes_no_second_batch(
 
 @pytest.mark.usefixtures("worker")
 def test_rows_that_wait_too_long_expire_into_the_error_file(client: OpenAI) -> None:
-    rows = [line(name, body={"completion_window": "0s"}) for name in "ab"]
+    rows = [line(name, body={"completion_window": "0.000001s"}) for name in "ab"]
     expired = until(client, begin(client, *rows, line("c")), "expired", "completed")
     assert expired.status == "expired"
     assert expired.expired_at
@@ -525,6 +525,7 @@ def test_an_id_that_is_none_is_not_found(gateway: str, path: str, name: str) -> 
     [
         ({"endpoint": "/v1/images"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
         ({"completion_window": None}, "completion_window"),
         ({"input_file_id": "../x"}, "input_file_id"),
         ({"input_file_id": None}, "input_file_id"),

@@ -323,6 +323,8 @@ def test_a_failed_job_exits_with_1_and_its_sentence(run: Run, served: dict[str, 
     ("args", "said"),
     [
         ([""], "PROMPT: is empty; give text"),
+        ([" "], "PROMPT: is empty; give text"),
+        (["x", "--completion-window", "0h"], "--completion-window: got '0h'; give a time such as"),
         (["x", "--temperature", "3"], "--temperature: got 3.0; give a number from 0 to 2"),
         (["x", "--temperature", "nan"], "--temperature: got 'nan'; give a number from 0 to 2"),
         (["x", "--temperature", "warm"], "--temperature: got 'warm'; give a number from 0 to 2\n"),

@@ -237,6 +237,14 @@ def test_batches_are_listed_with_their_progress_age_and_size(
     assert re.search(r"done +3/3 +0 +1 h 00 min +\d (B|KiB) +fake", line), line
 
 
+def test_a_list_is_printed_where_the_width_is_not_known(
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    batch = batch_of(connection, 3)
+    assert batch.id in run("batches", env={"COLUMNS": "0"}).stdout
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_lists_keep_words_and_figures_whole_at_any_width(
     redis_url: str,

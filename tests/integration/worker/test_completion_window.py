@@ -37,7 +37,7 @@ def submit(producer: Producer, window: str, **fields: Any) -> str:
 
 def test_a_job_that_nobody_serves_expires(connection: Redis) -> None:
     with Producer(connection) as producer:
-        late, early = submit(producer, "0s"), submit(producer, "24h")
+        late, early = submit(producer, "0.000001s"), submit(producer, "24h")
         assert expire_due(connection) == 1
         with pytest.raises(JobFailed, match=EXPIRED) as failure:
             producer.result(late, timeout=5)
@@ -68,7 +68,7 @@ def connection_url(connection: Redis) -> str:
 
 def test_a_job_that_runs_keeps_its_worker(connection: Redis) -> None:
     with Producer(connection) as producer:
-        job_id = submit(producer, "0s")
+        job_id = submit(producer, "0.000001s")
     leases = table(connection)
     [job] = claim(leases)
     assert expire_due(connection) == 0
@@ -78,7 +78,7 @@ def test_a_job_that_runs_keeps_its_worker(connection: Redis) -> None:
 
 def test_a_running_job_expires_when_its_lease_passes(connection: Redis) -> None:
     with Producer(connection) as producer:
-        submit(producer, "0s")
+        submit(producer, "0.000001s")
     dead = table(connection)
     claim(dead)
     expire(connection, dead)
@@ -92,7 +92,7 @@ def test_a_leader_that_dies_before_it_fails_a_job_has_a_successor(
         raise SystemExit
 
     with Producer(connection) as producer:
-        job_id = submit(producer, "0s")
+        job_id = submit(producer, "0.000001s")
         leader = table(connection, seconds=0.05)
         monkeypatch.setattr(leader, "commit", die)
         with pytest.raises(SystemExit):
@@ -104,7 +104,7 @@ def test_a_leader_that_dies_before_it_fails_a_job_has_a_successor(
 
 def test_an_expired_job_that_is_requeued_runs(connection: Redis) -> None:
     with Producer(connection) as producer:
-        job_id = submit(producer, "0s")
+        job_id = submit(producer, "0.000001s")
     leader = LeaseTable(connection, "elsewhere", [queue_name("another", "default")], seconds=0.01)
     assert sum(Upkeep(leader).expire()) == 1
     fetch(connection, job_id).requeue()
@@ -117,7 +117,7 @@ def test_an_expired_job_that_is_requeued_runs(connection: Redis) -> None:
 def test_each_row_of_a_batch_has_its_own_window(redis_url: str, connection: Redis) -> None:
     batch = Batch.of_run(connection, "0123456789ab")
     batch.open_run("bulk", 60)
-    for start, window in ((0, None), (20, "24h"), (40, "0s"), (60, None)):
+    for start, window in ((0, None), (20, "24h"), (40, "0.000001s"), (60, None)):
         batch.enter(rows(20, start, completion_window=window))
     expire_due(connection)
     run_burst(redis_url)
@@ -129,7 +129,7 @@ def test_a_batch_with_rows_that_came_too_late_has_expired(
     redis_url: str, connection: Redis
 ) -> None:
     batch = Batch.create(connection)
-    batch.upload([*rows(2, completion_window="0s"), *rows(3, 2)])
+    batch.upload([*rows(2, completion_window="0.000001s"), *rows(3, 2)])
     run_burst(redis_url)
     state = batch.read()
     assert (state.state, state.ok, state.failures) == ("expired", 3, {"expired": 2})

@@ -36,6 +36,7 @@ MODEL = "give a model's alias, 1 to 200 letters, digits and any of . _ @ / -"
 BIAS = 'give up to 1024 numbers from -100 to 100, as {"<token id>": 5}'
 MESSAGES = 'give a list of messages such as {"role": "user", "content": "Hello"}'
 UNICODE = "give text without lone surrogates, which are no characters"
+A_TIME = 'a time such as "24h", "90m" or "30s"'
 TEXT_ONLY = 'only text is generated; give ["text"] or remove it'
 CONTENT = 'give text or a list of parts such as {"type": "text", "text": "Hello"}'
 BAD: list[tuple[Any, str]] = [
@@ -147,6 +148,8 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"modalities": ["text", "audio"]}, f"modalities: {TEXT_ONLY}"),
     (OK | {"a\nb": 1}, "'a\\nb': unknown field; remove it"),
     (OK | {"top_p": 0}, "top_p: got 0; give a number above 0 and up to 1"),
+    (OK | {"completion_window": "0h"}, f"completion_window: got '0h'; give {A_TIME}"),
+    (OK | {"completion_window": "0.0s"}, f"completion_window: got '0.0s'; give {A_TIME}"),
     (OK | {"top_k": -1}, "top_k: got -1; give a whole number of at least 0"),
     (OK | {"min_p": 1.1}, "min_p: got 1.1; give a number from 0 to 1"),
     (

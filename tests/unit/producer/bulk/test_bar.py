@@ -91,6 +91,16 @@ def test_the_bar_stays_above_the_summary(
     assert second.startswith("3468 rows in ")
 
 
+def test_a_terminal_whose_width_is_not_known_gets_a_bar(
+    monkeypatch: pytest.MonkeyPatch, meter: Meter
+) -> None:
+    screen = attach(monkeypatch, 80)
+    monkeypatch.setenv("COLUMNS", "0")
+    Bar().update(meter)
+    [line] = screen.lines
+    assert line.startswith("123,468/500,000 ")
+
+
 def test_without_a_total_the_rows_so_far_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = attach(monkeypatch, 60)
     bar = Bar()
