@@ -33,6 +33,7 @@ _LATENCIES = (10, 60, 300, 900, 1800, HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, 16 * H
 
 _UP = Exported("redis_up", "Whether Redis answers.")
 _WORKERS = Exported("workers", "Workers of a model that have not fallen silent.")
+_LOADING = Exported("workers_loading", "Those of them that load the model.")
 _LENGTH = Exported("queue_length", "Jobs, and rows of batches, that wait in Redis for a worker.")
 _OLDEST = Exported(
     "queue_oldest_seconds",
@@ -128,6 +129,7 @@ class QueueCollector(Collector):
         for model in models:
             named = {"model_name": model.alias}
             yield _WORKERS, named, len(model.workers)
+            yield _LOADING, named, sum(worker.is_loading for worker in model.workers)
             yield _OLDEST, named, model.oldest_seconds or 0.0
             for priority, queue in model.queues.items():
                 yield _LENGTH, {**named, "priority": priority}, queue.waiting

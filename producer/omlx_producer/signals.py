@@ -14,14 +14,20 @@ class StopSignals:
     Args:
         on_signal: called after each signal, in the signal handler. By default the second signal
             raises KeyboardInterrupt.
+        drains: whether there is anything to end in order; without it the first signal ends at once.
 
     Attributes:
-        asked: whether there was one; ``at_once`` whether there was another after it.
-        exit_code: 128 + signal after the second signal, else 0.
+        asked: whether there was one; ``at_once`` whether it or another after it ends at once.
+        exit_code: 128 + signal of the one that ends at once, else 0.
     """
 
-    def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_signal: Callable[[], None] | None = None,
+        drains: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._on_signal = on_signal or self._interrupt
+        self._drains = drains
         self.asked = self.at_once = False
         self.exit_code = 0
 
@@ -40,7 +46,7 @@ class StopSignals:
 
     def receive(self, number: int) -> None:
         """Handle a signal, or a command that means the same."""
-        self.asked, self.at_once = True, self.asked
+        self.asked, self.at_once = True, self.asked or not self._drains()
         if self.at_once:
             self.exit_code = 128 + number
         self._on_signal()

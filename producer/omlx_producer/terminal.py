@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -36,6 +37,11 @@ def one_cell(text: str) -> str:
 def counted(count: int, noun: str) -> str:
     """``counted(1, "row")`` is ``1 row``, ``counted(2, "row")`` is ``2 rows``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def without_counts(text: str) -> str:
+    """A sentence without its numbers, ``1 job`` and ``2 jobs`` included."""
+    return re.sub("[0-9]+( jobs?)?", "", text)
 
 
 def local_time(moment: datetime | float) -> str:

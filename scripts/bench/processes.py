@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from redis import Redis
 
+from omlx_producer.client.workers import read_workers
 from omlx_producer.producer import Producer
 
 LOAD_SECONDS = 600.0
@@ -55,10 +56,15 @@ def worker(
 def wait_until_served(
     producer: Producer, aliases: Sequence[str], workers: Sequence[Process]
 ) -> None:
-    """Wait until every worker is registered and every alias is served; exit if that fails."""
+    """Wait until every worker and every alias is served; exit if that fails."""
     deadline = time.monotonic() + LOAD_SECONDS
     connection: Redis = producer.connection
-    while set(aliases) - set(producer.models()) or connection.scard("rq:workers") < len(workers):
+
+    def serving() -> set[str]:
+        found = (each for alias in aliases for each in read_workers(connection, alias))
+        return {each.name for each in found if not each.is_loading}
+
+    while set(aliases) - set(producer.models()) or len(serving()) < len(workers):
         for process in workers:
             if process.poll() is not None:
                 sys.exit(f"a worker ended with code {process.returncode}; see its messages above")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from redis import Redis
 
+from omlx_producer.client.workers import read_workers
+
 
 @contextlib.contextmanager
 def worker(
@@ -30,7 +32,7 @@ def worker(
     try:
         with Redis.from_url(redis_url) as connection:
             deadline = time.monotonic() + 120
-            while not connection.hexists("omlx:models", "demo"):
+            while all(each.is_loading for each in read_workers(connection, "demo")):
                 assert process.poll() is None, "the worker ended before it was ready"
                 assert time.monotonic() < deadline, "the worker did not get ready"
                 time.sleep(0.05)

@@ -95,6 +95,7 @@ class FakeEngine:
         self.kept_within: int | None = None
         self.weight_bytes = 0
         self.most_rows = 0
+        self.first_parts = 1
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         require_kind(request.reads, request.model, self.info)

@@ -35,6 +35,6 @@ if __name__ == "__main__":
     url, name = sys.argv[1:]
     GenerationWorker(
         [WorkerSettings(model_alias="fake", name=name or None, lease_seconds=1.0)],
-        lambda _: DeadlyEngine(max_rows=8, step_seconds=0.005),
+        lambda *_: DeadlyEngine(max_rows=8, step_seconds=0.005),
         connection=Redis.from_url(url),
     ).work()

@@ -40,7 +40,7 @@ def main() -> None:
     )
     worker = GenerationWorker(
         [settings],
-        lambda _: FakeEngine(options.max_rows, options.step_seconds, options.vector_size),
+        lambda *_: FakeEngine(options.max_rows, options.step_seconds, options.vector_size),
         connection=Redis.from_url(options.url),
     )
     worker.work()

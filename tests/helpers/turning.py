@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.wire import JOB_FUNCTION, ModelInfo, queue_name
 from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.engine.rows.interface import Tell
 from omlx_worker.mac.machine import Mac
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import CONTEXT, FakeEngine
@@ -35,6 +36,7 @@ class Loads:
         kept: engines of earlier loads that something still held when the next one began.
         engines: that are open now.
         engine: arguments of those that are made next.
+        progress: what each load tells.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class Loads:
         self.most_open = 0
         self.gate = threading.Event()
         self.gate.set()
+        self.progress = "reading the weights"
         self._seconds = seconds
         self.engine = engine
 
-    def __call__(self, settings: WorkerSettings) -> FakeEngine:
+    def __call__(self, settings: WorkerSettings, tell: Tell) -> FakeEngine:
+        tell(self.progress)
         gc.collect()
         self.kept += sum(each() is not None for each in self._all)
         self.made.append(settings.alias)
@@ -84,7 +88,7 @@ def describe(settings: WorkerSettings) -> ModelInfo:
 def turning_worker(
     url: str,
     models: Sequence[str],
-    loads: Callable[[WorkerSettings], FakeEngine],
+    loads: Callable[[WorkerSettings, Tell], FakeEngine],
     *,
     burst: bool = False,
     machine: Mac | None = None,

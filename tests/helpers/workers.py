@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
 from click.testing import CliRunner
 from redis import Redis
 from rq import Queue
@@ -28,6 +29,8 @@ from omlx_producer.wire import (
     parse_event,
     queue_name,
 )
+from omlx_worker import build
+from omlx_worker.control.boards import ModelBoards
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.mac.machine import Mac
 from omlx_worker.settings import WorkerSettings
@@ -134,6 +137,12 @@ def rq_info(url: str) -> str:
     return result.output
 
 
+def loads(patch: pytest.MonkeyPatch, load: Callable[..., Any]) -> None:
+    """Let the worker of the command load a fake engine."""
+    patch.setattr(build, "load_engine", load)
+    patch.setattr(ModelBoards, "describe", lambda _: None)
+
+
 @contextlib.contextmanager
 def running_worker(
     url: str,
@@ -149,7 +158,7 @@ def running_worker(
     engine = FakeEngine(max_rows, step_seconds, vector_size)
     connection = Redis.from_url(url)
     settings = WorkerSettings(model_alias=ALIAS, **{"max_batch": max_rows, **options})
-    worker = GenerationWorker([settings], lambda _: engine, connection=connection, machine=machine)
+    worker = GenerationWorker([settings], lambda *_: engine, connection=connection, machine=machine)
     worker.test_engine = engine
     with contextlib.closing(connection), on_a_thread(worker, burst=burst):
         yield worker

@@ -105,12 +105,17 @@ def _worker(
             say(f"worker {found.name} of this machine serves {settings.alias}; using it{own}")
         return nothing
 
+    def progress() -> str | None:
+        if (found := worker_here(producer.connection, settings.alias)) is None:
+            return ""
+        return found.progress if found.is_loading else None
+
     @contextlib.contextmanager
     def start() -> Iterator[Check]:
         worker, at_once = OwnWorker(settings, arguments_of(options), url), True
         try:
             with waiting.shown(file.progress, settings.alias) as show:
-                worker.wait_until(lambda: worker_here(producer.connection, settings.alias), show)
+                worker.wait(progress, show)
             yield worker.require_running
             at_once = False
         except click.exceptions.Exit:

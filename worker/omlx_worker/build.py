@@ -12,7 +12,7 @@ from redis import Redis
 
 from omlx_producer.terminal import in_units
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.engine.rows.interface import ModelError, Tell
 from omlx_worker.mac.buffers import held_back
 from omlx_worker.mac.machine import Mac, this_system
 from omlx_worker.settings import WorkerSettings
@@ -56,10 +56,10 @@ def _outside(footprint: int) -> int:
     return max(0, footprint - allocated())
 
 
-def _load_or_end(settings: WorkerSettings) -> DecodingEngine:
+def _load_or_end(settings: WorkerSettings, tell: Tell) -> DecodingEngine:
     """`load_engine` in a thread that ends if it fails."""
     try:
-        engine = load_engine(settings)
+        engine = load_engine(settings, tell)
         if engine.head_hint:
             log.warning("%s", engine.head_hint)
         return engine
@@ -70,8 +70,11 @@ def _load_or_end(settings: WorkerSettings) -> DecodingEngine:
         raise
 
 
-def load_engine(settings: WorkerSettings) -> DecodingEngine:
+def load_engine(settings: WorkerSettings, tell: Tell = lambda _: None) -> DecodingEngine:
     """Load the model. MLX is imported only here.
+
+    Args:
+        tell: told what is done now.
 
     Raises:
         ModelError: if the model does not exist or cannot be loaded.
@@ -93,6 +96,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         thinking_budget=settings.thinking_budget,
         kernels_dir=settings.state_dir,
         fixed=settings.fixed_shapes,
+        tell=tell,
     )
     if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
         raise ModelError(

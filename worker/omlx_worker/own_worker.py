@@ -67,18 +67,19 @@ class OwnWorker:
         if (code := self._process.poll()) is not None:
             raise WorkerEnded(code, self._log, loading=self._loading)
 
-    def wait_until(self, ready: Callable[[], object], show: Callable[[str], object]) -> None:
+    def wait(self, progress: Callable[[], str | None], show: Callable[[str], object]) -> None:
         """Wait while it loads its model.
 
         Args:
-            show: told what is being downloaded, empty if nothing is.
+            progress: what it does now, empty if that is not known; None once it serves.
+            show: told the progress.
 
         Raises:
             WorkerEnded: see `require_running`.
         """
-        while not ready():
+        while (told := progress()) is not None:
             self.require_running()
-            show(self._download())
+            show(told)
             time.sleep(LOOK_SECONDS)
         self._loading = False
 
@@ -93,9 +94,3 @@ class OwnWorker:
                 continue
         self._process.kill()
         self._process.wait()
-
-    def _download(self) -> str:
-        """The bar of a download, which writes it over the one before."""
-        last = self._log.read_text(errors="replace").rstrip("\r\n")
-        last = last.rpartition("\n")[2].rpartition("\r")[2]
-        return last.strip() if "%|" in last else ""

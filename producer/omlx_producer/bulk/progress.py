@@ -23,7 +23,7 @@ from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
 from omlx_producer.console import TableConsole
 from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.figures import read_figures, read_started
-from omlx_producer.terminal import counted, duration, write
+from omlx_producer.terminal import counted, duration, without_counts, write
 from omlx_producer.wire import row_job_id
 
 Style = Literal["auto", "bar", "ndjson", "none"]
@@ -169,7 +169,7 @@ class WorkerWatch:
         """
         if not in_flight:
             meter.now, self.served = Speed(0, 0.0, 0.0), True
-            self._tell(set())
+            self._tell({})
             return
         if time.monotonic() - self._looked_at < FIGURES_SECONDS:
             return
@@ -177,12 +177,12 @@ class WorkerWatch:
         meter.now, self.served = None, True
         # The collector meets an outage.
         with contextlib.suppress(RedisError):
-            running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, set[str]()
+            running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, dict[str, str]()
             served = False
             for alias in models:
                 [model] = read_figures(self._connection, alias)
                 if model.held_up:
-                    held_up.add(model.held_up)
+                    held_up[without_counts(model.held_up)] = model.held_up
                 if not (workers := model.workers):
                     # What a dead one had has a lease, and does not run.
                     continue
@@ -195,13 +195,18 @@ class WorkerWatch:
             meter.now, self.served = Speed(running, tokens_in, tokens_out), served
             self._tell(held_up)
 
-    def _tell(self, held_up: set[str]) -> None:
-        """Print the reasons that two looks in a row have found."""
-        self._told &= held_up
-        for reason in sorted((held_up & self._held_up) - self._told):
-            write(f"{reason}; rows wait, and Ctrl-C loses none\n", err=True)
-            self._told.add(reason)
-        self._held_up = held_up
+    def _tell(self, held_up: Mapping[str, str]) -> None:
+        """Print the reasons that two looks in a row have found.
+
+        Args:
+            held_up: the reasons by what they say without their numbers, which may change.
+        """
+        found = set(held_up)
+        self._told &= found
+        for about in sorted((found & self._held_up) - self._told):
+            write(f"{held_up[about]}; rows wait, and Ctrl-C loses none\n", err=True)
+            self._told.add(about)
+        self._held_up = found
 
 
 class Progress:

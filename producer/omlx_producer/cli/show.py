@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import threading
 from typing import Any, Self
@@ -19,7 +18,7 @@ from omlx_producer.figures import queue_key, read_figures
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.producer import Producer
 from omlx_producer.program import program_name
-from omlx_producer.terminal import counted, write
+from omlx_producer.terminal import counted, without_counts, write
 from omlx_producer.wire import (
     PRIORITIES,
     CancelledEvent,
@@ -40,7 +39,7 @@ AWAY = f"Redis is away; trying again for up to {RECONNECT_SECONDS:g} s"
 class WaitReasons:
     """Looks at a job after `SILENT_SECONDS` without an event, from its own thread.
 
-    It prints a line if the reason has changed. A changed number of jobs alone prints none.
+    It prints a line if the reason has changed. A changed number alone prints none.
     """
 
     def __init__(self, connection: redis.Redis, job_id: str) -> None:
@@ -80,7 +79,7 @@ class WaitReasons:
                 reason = AWAY
             if self._heard.is_set() or self._over.is_set():
                 continue
-            about = reason and re.sub("[0-9]+ jobs?", "", reason)
+            about = reason and without_counts(reason)
             if reason is not None and about != said:
                 write(f"{self._line_break}{self._program}: {reason}\n", err=True)
             said = about

@@ -38,7 +38,6 @@ _HELD_UP = {
     "paused": "paused (rq resume)",
     "on battery": "on battery (--only-on-power)",
     "draining": "draining",
-    LOADING: "loading it",
 }
 
 
@@ -74,6 +73,7 @@ class WorkerFigures(BaseModel):
         at: seconds since 1970, on the server's clock.
         state: ``idle``, ``busy``, ``draining``, ``paused``, ``resting`` or ``on battery``;
             ``loading`` or ``not loaded`` of a model that is not loaded.
+        progress: what a worker that loads the model does now, such as ``warming up 3 of 57``.
         uptime: seconds since the model was loaded, or the one in ``turned_to``.
         turned_to: the model that a worker of several has loaded in place of this one.
         waiting: rows outside the batch, paused rows included.
@@ -95,6 +95,7 @@ class WorkerFigures(BaseModel):
     name: str
     at: float = 0.0
     state: str = ""
+    progress: str = ""
     uptime: float
     jobs: Annotated[int, Exported("jobs_held", "Jobs under a lease.")]
     rows: Annotated[int, Exported("num_requests_running", "Rows in the batch.")]
@@ -171,6 +172,11 @@ class WorkerFigures(BaseModel):
         }
 
     @property
+    def is_loading(self) -> bool:
+        """Whether it loads the model, and takes no job until then."""
+        return self.state == LOADING
+
+    @property
     def held_up(self) -> str:
         """Why it takes no jobs, with the command or option behind it; empty if it takes some."""
         if self.rests_until is not None:
@@ -178,6 +184,8 @@ class WorkerFigures(BaseModel):
         if self.turned_to:
             since = local_time(self.at - self.uptime)
             return f"serving {self.turned_to} since {since} (--switch-after)"
+        if self.is_loading:
+            return "loading it" + f" ({self.progress})" * bool(self.progress)
         return _HELD_UP.get(self.state, "")
 
     @property

@@ -21,14 +21,14 @@ from redis import Redis
 from rq.utils import now, utcformat
 
 from omlx_producer.wire import MODELS_KEY
-from omlx_worker import build, cli
+from omlx_worker import cli
 from omlx_worker.build import load_engine
-from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.engine.rows.interface import ModelError, Tell
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine
 from tests.helpers.redis_server import RedisServer, redis_server
-from tests.helpers.workers import enqueue, queue, status, wait_for
+from tests.helpers.workers import enqueue, loads, queue, status, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +41,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(settings: WorkerSettings) -> FakeEngine:
+    def load(settings: WorkerSettings, _: Tell) -> FakeEngine:
         return FakeEngine(settings.most_rows, step_seconds=0.001)
 
-    monkeypatch.setattr(build, "load_engine", load)
+    loads(monkeypatch, load)
 
 
 def invoke(*arguments: str) -> Result:
@@ -142,7 +142,7 @@ def test_the_log_says_once_that_the_worker_is_ready_and_how_it_drafts(
 ) -> None:
     engine = FakeEngine()
     engine.drafters, engine.max_depth = drafters, 4
-    monkeypatch.setattr(build, "load_engine", lambda _: engine)
+    loads(monkeypatch, lambda *_: engine)
     monkeypatch.setattr(logging.root, "handlers", [])
     log = invoke("run", "-m", "fake", "--redis-url", redis_url, "--burst", "--name=mac-1").stderr
     assert log.count(f"I fake is ready: worker mac-1, {drafts} (--mode auto)\n") == 1
@@ -152,7 +152,7 @@ def test_the_log_says_once_that_the_worker_is_ready_and_how_it_drafts(
 def test_a_name_that_a_living_worker_has_is_refused_before_the_model_is_loaded(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "load_engine", lambda _: pytest.fail("loads the model"))
+    loads(monkeypatch, lambda *_: pytest.fail("loads the model"))
     living = {"hostname": "elsewhere", "pid": "1", "last_heartbeat": utcformat(now())}
     connection.hset("rq:worker:mac-1", mapping=living)
     result = invoke("run", "--redis-url", redis_url, "--name", "mac-1", "--burst")
@@ -313,7 +313,7 @@ def test_an_interrupt_while_the_model_loads_exits_with_130(redis_url: str, tmp_p
     code = (
         "import signal, sys, time; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from omlx_worker import build, cli; "
-        "build.load_engine = lambda _: (print('loading', flush=True), time.sleep(60)); "
+        "build.load_engine = lambda *_: (print('loading', flush=True), time.sleep(60)); "
         "cli.main(sys.argv[1:])"
     )
     with subprocess.Popen(
@@ -333,10 +333,10 @@ def test_an_interrupt_while_the_model_loads_exits_with_130(redis_url: str, tmp_p
 
 
 def test_an_unknown_model_exits_with_2(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(settings: WorkerSettings) -> Any:
+    def load(settings: WorkerSettings, _: Tell) -> Any:
         raise ModelError(f"there is no model at {settings.model}")
 
-    monkeypatch.setattr(build, "load_engine", load)
+    loads(monkeypatch, load)
     result = invoke("run", "--model", "/nowhere", "--redis-url", redis_url)
     assert result.exit_code == 2
     assert "omlx-worker: there is no model at /nowhere" in result.stderr

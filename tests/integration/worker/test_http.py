@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from openai import OpenAI
 from redis import Redis
 
-from omlx_worker import build, cli, options
+from omlx_worker import cli, options
 from omlx_worker.ports import serve_http
 from omlx_worker.queue.embedded import free_port
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.metrics import Scrape, scrape, value
-from tests.helpers.workers import ALIAS, running_worker, wait_for
+from tests.helpers.workers import ALIAS, loads, running_worker, wait_for
 
 
 def answers(port: int) -> bool:
@@ -80,7 +80,7 @@ def test_the_command_serves_http_while_the_model_is_loaded(
 ) -> None:
     port, seen = free_port(), list[Any]()
 
-    def load(_: WorkerSettings) -> FakeEngine:
+    def load(*_: object) -> FakeEngine:
         (metrics,) = re.findall(r"metrics are at http://127.0.0.1:(\d+)/", caplog.text)
         scrape(metrics)
         seen.append(wait_for(lambda: answers(port)))
@@ -93,7 +93,7 @@ def test_the_command_serves_http_while_the_model_is_loaded(
     def counted(found: Scrape) -> Scrape | None:
         return found if any(name == "omlx_http_requests_total" for name, _ in found) else None
 
-    monkeypatch.setattr(build, "load_engine", load)
+    loads(monkeypatch, load)
     arguments = ["run", "-m", "fake", "--redis-url", redis_url, f"--http={port}", "--burst"]
     result = CliRunner().invoke(cli.main, [*arguments, "--metrics-port=0"])
     assert result.exit_code == 0, result.output
@@ -105,7 +105,7 @@ def test_the_command_serves_http_while_the_model_is_loaded(
 def test_a_port_that_is_taken_is_one_sentence(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "load_engine", lambda _: FakeEngine())
+    loads(monkeypatch, lambda *_: FakeEngine())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         arguments = ["run", "-m", "fake", "--redis-url", redis_url, "--http", port]

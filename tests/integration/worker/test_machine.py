@@ -25,6 +25,7 @@ from tests.helpers.workers import (
     enqueue,
     events,
     is_over,
+    loads,
     run_burst,
     running_worker,
     started,
@@ -71,7 +72,7 @@ def test_the_worker_of_the_command_minds_the_mac_as_its_settings_say(
 ) -> None:
     mac, engine = FakeMac(compile_library(tmp_path)), FakeEngine()
     monkeypatch.setattr(build, "this_system", lambda: System(mac.load))
-    monkeypatch.setattr(build, "load_engine", lambda _: engine)
+    loads(monkeypatch, lambda *_: engine)
 
     def serve(**options: Any) -> GenerationWorker:
         worker = build.make_worker([WorkerSettings(model_alias=ALIAS, **options)], connection)

@@ -15,15 +15,14 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import Row
 from omlx_producer.client.cancel import cancel_job
 from omlx_producer.wire import MODELS_KEY, GenerationRequest
-from omlx_worker import build, cli, options
+from omlx_worker import cli, options
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
-from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine
 from tests.helpers.metrics import measured_worker, scrape, value
 from tests.helpers.redis_server import RedisServer
-from tests.helpers.workers import ALIAS, enqueue, fetch, is_over, wait_for
+from tests.helpers.workers import ALIAS, enqueue, fetch, is_over, loads, wait_for
 
 
 def usage(connection: Redis, job: Any, name: str) -> int:
@@ -179,7 +178,7 @@ def test_a_scrape_answers_while_redis_is_away(private_server: RedisServer) -> No
 
 @pytest.fixture
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "load_engine", lambda _: FakeEngine())
+    loads(monkeypatch, lambda *_: FakeEngine())
 
 
 @pytest.mark.usefixtures("_fake")
@@ -191,13 +190,13 @@ def test_the_command_serves_metrics_on_this_machine_alone(
 ) -> None:
     pages: list[str] = []
 
-    def load(_: WorkerSettings) -> FakeEngine:
+    def load(*_: object) -> FakeEngine:
         (url,) = re.findall(r"metrics are at (http://127\.0\.0\.1:\d+/metrics)", caplog.text)
         with urllib.request.urlopen(url, timeout=20) as answer:
             pages.append(answer.read().decode())
         return FakeEngine()
 
-    monkeypatch.setattr(build, "load_engine", load)
+    loads(monkeypatch, load)
     arguments = ["run", "-m", "fake", "--redis-url", redis_url, "--metrics-port", "0", "--burst"]
     with caplog.at_level("INFO"):
         result = CliRunner().invoke(cli.main, arguments)

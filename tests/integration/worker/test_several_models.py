@@ -152,7 +152,7 @@ def test_all_models_are_announced_and_their_figures_say_which_one_is_loaded(
     with turning_worker(redis_url, ["a", "b"], loads, name="mac-1") as worker:
         wait_for(lambda: connection.hlen(MODELS_KEY) == 2)
         [loading] = wait_for(lambda: read_workers(connection, "a"))
-        assert (loading.state, loading.held_up) == ("loading", "loading it")
+        assert (loading.state, loading.held_up) == ("loading", "loading it (reading the weights)")
         loads.gate.set()
         wait_for(lambda: worker.loaded.admission)
         job = enqueue_for(connection, "b")

@@ -29,7 +29,7 @@ from omlx_worker import build, connection, run  # noqa: E402
 from omlx_worker.control import boards, served  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
 from omlx_worker.decode import thread  # noqa: E402
-from omlx_worker.engine.rows.interface import ModelError  # noqa: E402
+from omlx_worker.engine.rows.interface import ModelError, Tell  # noqa: E402
 from omlx_worker.queue import lease, quarantine, upkeep  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
@@ -66,7 +66,7 @@ class Orders:
     redis_grace: float = 60.0
 
 
-def load_fake(orders: Orders, settings: WorkerSettings) -> FakeEngine:
+def load_fake(orders: Orders, settings: WorkerSettings, _: Tell) -> FakeEngine:
     points.reach("load")
     if orders.folder and not (Path(orders.folder) / settings.alias).exists():
         raise ModelError(f"--model {settings.alias}: no checkpoint; give another")

@@ -17,7 +17,13 @@ from omlx_producer.connection import server_time
 from omlx_producer.wire import ModelInfo
 from omlx_producer.wire.keys import load_key
 from omlx_worker.control.loaded import LoadedModel
-from omlx_worker.control.status import WRITE_SECONDS, StatusBoard, announce, sign_off
+from omlx_worker.control.status import (
+    LINE_SECONDS,
+    WRITE_SECONDS,
+    StatusBoard,
+    announce,
+    sign_off,
+)
 from omlx_worker.decode.counters import Counters
 from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.engine.rows.interface import ModelError
@@ -67,22 +73,28 @@ class ModelBoards:
         self._jobs = jobs
         self._conditions = conditions
         self._infos: dict[str, ModelInfo] = {}
-        self._written_at = float("-inf")
+        self._written_at, self._logged_at = float("-inf"), time.monotonic()
 
     def describe(self) -> None:
-        """Read what the models are. One that cannot be loaded is announced once it can."""
+        """Read what the models are. One of several that cannot be loaded is announced once it can.
+
+        Raises:
+            ModelError: if the only one cannot be loaded.
+        """
         if self._describe is None:
             return
         for model in self._models:
             try:
                 self._infos[model.alias] = self._describe(model)
             except ModelError as error:
+                if len(self._models) == 1:
+                    raise
                 log.error("%s is not announced: %s", model.alias, error)
 
     def loads(self) -> None:
         """A model is loaded in place of the one on the board."""
         self.board = None
-        self._written_at = float("-inf")
+        self._written_at, self._logged_at = float("-inf"), time.monotonic()
 
     def claims(self, alias: str) -> bool:
         """Whether this worker is the first to announce that it loads a model; its figures say so
@@ -116,7 +128,8 @@ class ModelBoards:
             announce(self._connection, model.alias, self._infos[model.alias])
 
     def show(self, loaded: LoadedModel, state: str, rests_until: float | None) -> None:
-        """Write the figures of all models, if it is time to; see `StatusBoard.show`."""
+        """Write the figures of all models, if it is time to; see `StatusBoard.show`. While a model
+        is loaded, log a line now and then."""
         if self.board is not None:
             self.board.show(state, rests_until)
         unloaded, now = self._unloaded(loaded), time.monotonic()
@@ -126,6 +139,9 @@ class ModelBoards:
                 moment = {"at": server_time(self._connection), "rests_until": rests_until}
                 figures = self._figures(model, loaded).model_copy(update=moment)
                 write_figures(self._connection, model.alias, figures)
+        if loaded.is_loading and now - self._logged_at >= LINE_SECONDS:
+            self._logged_at = now
+            log.info("loading %s: %s", loaded.alias, loaded.progress)
 
     def figures(self, loaded: LoadedModel) -> dict[str, WorkerFigures]:
         """See `StatusBoard.figures`; those of all models, by alias."""
@@ -150,12 +166,14 @@ class ModelBoards:
         """The figures of a model that is not loaded."""
         counters, info = self.counters[model.alias], self._infos[model.alias]
         is_next = model.alias == loaded.alias
+        loads = is_next and loaded.is_loading
         return WorkerFigures(
             **asdict(counters) | {"rows": 0, "waiting": 0},
             name=self._name,
             host=socket.gethostname(),
             fingerprint=info.system_fingerprint or "",
-            state=LOADING if is_next and loaded.is_loading else NOT_LOADED,
+            state=LOADING if loads else NOT_LOADED,
+            progress=loaded.progress if loads else "",
             turned_to="" if is_next else loaded.alias,
             uptime=time.monotonic() - loaded.since,
             lease_seconds=model.lease_seconds,

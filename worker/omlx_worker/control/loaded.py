@@ -14,7 +14,7 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.publisher import Publisher
-from omlx_worker.engine.rows.interface import Engine, ModelError
+from omlx_worker.engine.rows.interface import Engine, ModelError, Tell
 from omlx_worker.messages import (
     Drain,
     Drop,
@@ -34,7 +34,7 @@ log = logging.getLogger("omlx_worker.worker")
 THREAD_SECONDS = 5.0
 REFUSED_AT_ONCE = 100
 
-MakeEngine = Callable[[WorkerSettings], Engine]
+MakeEngine = Callable[[WorkerSettings, Tell], Engine]
 
 
 class LoadedModel:
@@ -43,7 +43,7 @@ class LoadedModel:
     Args:
         leases: of the model's queues.
         counters: of the model, from all the times that it was loaded.
-        make_engine: called once, on the decode thread.
+        make_engine: called once, on the decode thread. It may tell what it does; see `progress`.
         main: of the main thread, see `messages`.
         outside: see `MemoryBudget`; called from any thread.
 
@@ -77,7 +77,7 @@ class LoadedModel:
         self._traffic: TrafficMailbox = SimpleQueue()
         self.decode_thread = DecodeThread(
             settings,
-            lambda: make_engine(settings),
+            lambda tell: make_engine(settings, tell),
             self._traffic,
             main,
             counters=counters,
@@ -119,6 +119,11 @@ class LoadedModel:
     @property
     def is_loading(self) -> bool:
         return self.loading is not None and not (self.fault or self.admission)
+
+    @property
+    def progress(self) -> str:
+        """See `DecodeThread`."""
+        return self.decode_thread.progress
 
     @property
     def is_made(self) -> bool:

@@ -84,18 +84,6 @@ class ServedModels:
         """Whether a model is being loaded, or will be once the loaded one has given way."""
         return self._target is not None or self.loaded.is_loading
 
-    def start(self) -> None:
-        """Load the only model and wait for it. Of several, `take` loads the first.
-
-        Raises:
-            Exception: what the engine raised when it was made.
-        """
-        if len(self._models) == 1:
-            self.loaded.load()
-            self._serve()
-        else:
-            self._boards.describe()
-
     def attend(self) -> None:
         """See `Upkeep.attend`; that of all models, whose jobs other workers may have left."""
         for upkeep in self._upkeep:
@@ -119,9 +107,17 @@ class ServedModels:
 
         Returns:
             Whether there is anything to do.
+
+        Raises:
+            Exception: what the engine of an only model raised when it was made.
         """
         loaded, taken = self.loaded, False
-        if loaded.is_loading and not self._has_arrived():
+        if len(self._models) == 1 and loaded.loading is None:
+            loaded.load()
+        if loaded.is_loading:
+            if self._has_arrived():
+                # The next turn knows how many rows may run.
+                self._main.put(Ring())
             return True
         if self._target is not None:
             self._give_way(self._target)
@@ -213,7 +209,9 @@ class ServedModels:
             return False
         try:
             self._serve()
-        except Exception as error:  # noqa: BLE001 (it fails the jobs of this model)
+        except Exception as error:
+            if len(self._models) == 1:
+                raise
             loaded.fail(error)
             self._left_at = None
             log.error("the jobs of %s fail: %s", loaded.alias, loaded.fault)

@@ -113,7 +113,10 @@ class GenerationWorker(RecordedWorker):
             name=self.name,
             main=self._mailbox,
         )
-        self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
+        self._signals = StopSignals(
+            lambda: self._mailbox.put(Ring()),
+            drains=lambda: self._told > 0,
+        )
         self.unreachable = False
         self._draining = False
         # When its hours begin next, and until when jobs may run once it winds down.
@@ -153,12 +156,12 @@ class GenerationWorker(RecordedWorker):
             whether any job was taken.
 
         Raises:
-            RedisGone: if Redis is away for longer than ``redis_grace`` seconds, at the start too:
-                loading the model took time.
-            Exception: what the engine raised when it was made, or when it broke, and errors of
-                Redis that do not pass.
+            ModelError: if the files of an only model cannot be used.
+            RedisGone: if Redis is away for longer than ``redis_grace`` seconds.
+            Exception: what the engine of an only model raised when it was made, or an engine when
+                it broke, and errors of Redis that do not pass.
         """
-        self._models.start()
+        self.boards.describe()
         with self._signals.caught():
             try:
                 while self._turn(burst):

@@ -22,7 +22,13 @@ from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.rows.interface import FIRST_ROWS, FIXED_CHUNK, LONGEST_CHUNK, Engine
+from omlx_worker.engine.rows.interface import (
+    FIRST_ROWS,
+    FIXED_CHUNK,
+    LONGEST_CHUNK,
+    Engine,
+    Tell,
+)
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
@@ -51,7 +57,7 @@ MAX_ENGINE_FAILURES = 3
 FULL_SECONDS = 0.05
 """How often a full outbox is checked again; messages are read at once."""
 
-MakeEngine = Callable[[], Engine]
+MakeEngine = Callable[[Tell], Engine]
 
 
 class EngineBroken(RuntimeError):
@@ -70,6 +76,7 @@ class DecodeThread:
 
     Attributes:
         outbox: counts what is not written yet; while it is full, no step runs.
+        progress: what the thread does while it loads the model, in words.
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class DecodeThread:
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
         self._made: Future[Engine] = Future()
+        self.progress = ""
         self._stopped = False
         self._failures = 0
         self._active: dict[str, ActiveJob] = {}
@@ -119,7 +127,7 @@ class DecodeThread:
 
     def _run(self) -> None:
         try:
-            self._engine = engine = self._make_engine()
+            self._engine = engine = self._make_engine(self._tell)
             limit = self._settings.memory_limit or engine.memory_budget
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for, self._outside)
@@ -132,8 +140,11 @@ class DecodeThread:
                 driver=self.driver,
                 chunks=ChunkSize(LONGEST_CHUNK, FIXED_CHUNK if self._settings.fixed_shapes else 1),
             )
+            parts, part = engine.first_parts, 1
+            self._tell(f"warming up {part} of {parts}")
             while engine.warm_up(first=True):
-                pass
+                part += 1
+                self._tell(f"warming up {min(part, parts)} of {parts}")
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
             self._made.set_exception(error)
             return
@@ -147,6 +158,9 @@ class DecodeThread:
         finally:
             self._traffic.put(Stop())
             self._close_engine()
+
+    def _tell(self, progress: str) -> None:
+        self.progress = progress
 
     def _act(self) -> None:
         self._read_mailbox()

@@ -94,6 +94,10 @@ class DecodingEngine:
     def contests(self) -> int:
         return self.contest.contests
 
+    @property
+    def first_parts(self) -> int:
+        return self.shapes.first_parts if self.shapes else 1
+
     def warm_up(self, *, first: bool = False) -> bool:
         return self.shapes is not None and self.shapes.next(first=first)
 

@@ -106,6 +106,15 @@ class WarmUp:
         self._depths = changing(depths_of(decoder.max_depth, decoder.own_depth))
         self._running: Generator[None] | None = None
 
+    @property
+    def first_parts(self) -> int:
+        """See `Engine`. Reading and each depth are parts, and so is the end of a shape."""
+        return sum(
+            2 + (len(self._depths) if shape.sampling else 0)
+            for shape in self._left
+            if shape.is_first
+        )
+
     def next(self, *, first: bool = False) -> bool:
         """Read a window, run a step or compare a kernel that rows have met.
 

@@ -423,6 +423,19 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     assert [told(in_flight=0), told(in_flight=0), told(), told()] == ["", "", "", said]
 
 
+def test_a_worker_that_loads_is_told_once_whatever_its_progress(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "FIGURES_SECONDS", 0.0)
+    watch, said = WorkerWatch(connection, "aa"), []
+    for part in range(1, 6):
+        sign_on(connection, "mac-1", ALIAS, state="loading", progress=f"warming up {part} of 57")
+        watch.look({ALIAS}, Meter(), in_flight=1)
+        said.append(capsys.readouterr().err)
+    loading = f"the workers of {ALIAS} are loading it (warming up 2 of 57)"
+    assert said == ["", f"{loading}; rows wait, and Ctrl-C loses none\n", "", "", ""]
+
+
 def test_a_retry_of_a_run_from_stdin_asks_for_its_input(run: Run) -> None:
     with Output.open(Path("out.jsonl")) as output:
         output.store.remember(RunOptions.of("-", {}).settings)

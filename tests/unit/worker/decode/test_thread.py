@@ -13,6 +13,7 @@ from pydantic import ByteSize
 from omlx_producer.wire import GenerationRequest, InvalidRequest
 from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
+from omlx_worker.engine.rows.interface import Tell
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
@@ -40,7 +41,7 @@ class Bench:
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
         settings = WorkerSettings(duty=duty)
-        self.decode_thread = DecodeThread(settings, lambda: self.engine, self.traffic, self.main)
+        self.decode_thread = DecodeThread(settings, lambda _: self.engine, self.traffic, self.main)
         self.jobs: dict[str, ActiveJob] = {}
 
     def admit(
@@ -112,7 +113,7 @@ def test_rows_that_join_and_leave_at_different_times_come_out_whole(bench: Bench
 
 
 def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
-    def fail() -> FakeEngine:
+    def fail(_: Tell) -> FakeEngine:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
@@ -125,7 +126,7 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
 ) -> None:
     engine = FakeEngine()
     settings = WorkerSettings(memory_limit=limit and ByteSize(limit))
-    decode_thread = DecodeThread(settings, lambda: engine, SimpleQueue(), SimpleQueue())
+    decode_thread = DecodeThread(settings, lambda _: engine, SimpleQueue(), SimpleQueue())
 
     decode_thread.start().result()
     decode_thread.submit(Stop())
@@ -292,12 +293,17 @@ def test_an_idle_thread_warms_up_and_leaves_off_when_a_job_comes() -> None:
 
         def warm_up(self, *, first: bool = False) -> bool:
             assert not self.states, "rows wait"
+            if first:
+                told.append(bench.decode_thread.progress)
             self.pieces += 1
             return not first or self.pieces < self.first
 
+    told: list[str] = []
     bench = Bench()
     bench.engine = engine = Cold()
-    bench.decode_thread.start()
+    engine.first_parts = 3
+    bench.decode_thread.start().result()
+    assert told == [f"warming up {part} of 3" for part in (1, 2, 3)]
     assert engine.pieces >= 3, "what the first job needs"
     bench.admit("a", max_completion_tokens=5)
     bench.until(Stepped)

@@ -40,7 +40,9 @@ def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm
 ) -> None:
     monkeypatch.setattr(warm_up, "LENGTHS", (256, 512))
     warm = warmed(qwen, max_rows=2)
-    while warm.next(first=True):
+    parts = warm.first_parts
+    for part in range(1, parts + 1):
+        assert warm.next(first=True) == (part < parts), "it is known how many there are"
         assert warm._contest.eager is False
     decoder, prompts = warm._decoder, ([5] * 20, [6] * 30)
     traces = decoder.traces

@@ -16,7 +16,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from huggingface_hub.utils.tqdm import tqdm
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.rows.interface import ModelError
+from omlx_producer.terminal import in_units
+from omlx_worker.engine.rows.interface import ModelError, Tell
 
 DEMO = "demo"
 
@@ -41,16 +42,35 @@ class _Silent(tqdm):
         super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
 
-def resolve(model: str, option: str = "--model") -> Path:
+def _telling(tell: Tell) -> type[tqdm]:
+    """Progress bars that also tell how many bytes are downloaded."""
+
+    class Telling(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._counts, self._had = options.get("unit") == "B", options.get("initial") or 0
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._had += n or 0
+            if self._counts and self.total:
+                tell(f"downloading, {in_units(int(self._had))} of {in_units(int(self.total))}")
+            updated: bool | None = super().update(n)
+            return updated
+
+    return Telling
+
+
+def resolve(model: str, option: str = "--model", tell: Tell = lambda _: None) -> Path:
     """The directory of a model's files, downloaded first if it is a repository.
 
     Args:
         option: that named it, for errors.
+        tell: told what is downloaded.
 
     Raises:
         ModelError: if there is none.
     """
-    return _folder_of(model, option) or _download(model, option, [*_BESIDE, WEIGHTS])
+    return _folder_of(model, option) or _download(model, option, [*_BESIDE, WEIGHTS], tell=tell)
 
 
 def base_model(model: str, path: Path) -> str | None:
@@ -100,7 +120,9 @@ class Original:
             folder = _download(name, option, _BESIDE)
             revision = folder.name
         if not (folder / "config.json").is_file():
-            raise ModelError(f"{option} {name}: no checkpoint, for it has no config.json")
+            raise ModelError(
+                f"{option} {name}: no checkpoint, for it has no config.json; give another"
+            )
         try:
             config = json.loads((folder / "config.json").read_text())
             index = folder / "model.safetensors.index.json"
@@ -120,6 +142,13 @@ class Original:
     def text_config(self) -> dict[str, Any]:
         text: dict[str, Any] = self.config.get("text_config", self.config)
         return text
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the files of all its weights are in its folder."""
+        files = set(self.index.values())
+        whole = all((self.folder / file).is_file() for file in files)
+        return whole if files else any(self.folder.glob(WEIGHTS))
 
     def sizes(self, patterns: Sequence[str]) -> tuple[int, int]:
         """Bytes of these files, and those of them that must be downloaded.
@@ -184,11 +213,18 @@ def _folder_of(model: str, option: str) -> Path | None:
 
 
 def _download(
-    model: str, option: str, patterns: Sequence[str], revision: str | None = None
+    model: str,
+    option: str,
+    patterns: Sequence[str],
+    revision: str | None = None,
+    tell: Tell = lambda _: None,
 ) -> Path:
     """Download what matches, but for files that were downloaded before."""
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+        found = snapshot_download(
+            model, revision=revision, allow_patterns=list(patterns), tqdm_class=_telling(tell)
+        )
+        return Path(found)
     except HFValidationError:
         raise ModelError(
             f"{option} {model}: neither 'demo', a directory, nor a repository name like org/name"

@@ -22,7 +22,7 @@ from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
-from omlx_worker.engine.loading.checkpoint import resolve
+from omlx_worker.engine.loading.checkpoint import Original, resolve
 from omlx_worker.engine.loading.drafters import (
     DRAFT_MODEL,
     assistant_hint,
@@ -40,7 +40,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.rows.constraints import Grammars
-from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError
+from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
@@ -72,6 +72,7 @@ def load_engine(
     thinking_budget: int | None = None,
     kernels_dir: Path | None = None,
     fixed: bool = False,
+    tell: Tell = lambda _: None,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
@@ -88,12 +89,14 @@ def load_engine(
         thinking_budget: of a chat that sets none; None for no limit.
         kernels_dir: keeps which kernels are used on this device; None to measure at each start.
         fixed: fixed shapes; see `RaggedDecoder`.
+        tell: told what is done now.
 
     Raises:
         ModelError: if there is no such model, its files cannot be used, or the draft model cannot
             draft for it.
     """
-    path = resolve(model)
+    path = resolve(model, tell=tell)
+    tell("reading the weights")
     embedding = embeds(path)
     if embedding:
         depth, lookup, prefixes = 0, 0, None
@@ -106,7 +109,8 @@ def load_engine(
         draft_model = None
     draft, paths = None, [path]
     if draft_model:
-        paths.append(resolve(draft_model, DRAFT_MODEL))
+        paths.append(resolve(draft_model, DRAFT_MODEL, tell))
+        tell("reading the draft model")
         draft = load_draft_model(draft_model, tokenizer, paths[-1])
     make_prefixes = (
         partial(prefixes.cache, paths=paths, head=head and head.file, fixed=fixed)
@@ -159,7 +163,7 @@ def load_engine(
 
 
 def describe(model: str) -> ModelInfo:
-    """What a model is by its files, without its weights.
+    """What a model is by its files, which are downloaded first but for the weights.
 
     Args:
         model: see `load_engine`.
@@ -167,15 +171,16 @@ def describe(model: str) -> ModelInfo:
     Raises:
         ModelError: if its files cannot be used.
     """
-    path = resolve(model)
+    checkpoint = Original.find(model, "--model")
+    path = checkpoint.folder
     try:
-        _require_checkpoint(path, "--model")
         config = load_config(path)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
         embedder = read_embedder(path, config) if embeds(path) else None
-        return _info(model, path, config, tokenizer, embedder)
+        info = _info(model, path, config, tokenizer, embedder)
     except _UNUSABLE as error:
         raise _unusable("--model", path, error) from None
+    return info if checkpoint.has_weights else info.model_copy(update={"system_fingerprint": None})
 
 
 def _info(

@@ -7,7 +7,7 @@ prompts. A row leaves with the `Emission` that carries its finish reason, or by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from omlx_producer.wire import GenerationRequest, ModelInfo
@@ -36,6 +36,10 @@ FIXED_CHUNK = 256
 def depths_of(most: int, own: int) -> list[int]:
     """How many tokens steps draft: up to the model's ``own``, half of ``most`` and ``most``."""
     return sorted({*range(own + 1), most // 2, most})
+
+
+Tell = Callable[[str], object]
+"""Told in a few words what a long work does now. From any thread."""
 
 
 class ModelError(Exception):
@@ -88,6 +92,11 @@ class Engine(Protocol):
     @property
     def contests(self) -> int:
         """How often forms of a kernel were compared so far."""
+        ...
+
+    @property
+    def first_parts(self) -> int:
+        """Calls of `warm_up` that do what the first job needs, at most."""
         ...
 
     def warm_up(self, *, first: bool = False) -> bool:
