@@ -209,7 +209,12 @@ class Worker:
 
 def wait_until_ready(workers: dict[str, Worker], connection: redis.Redis) -> None:
     deadline = time.monotonic() + LOAD_SECONDS
-    while not workers.keys() <= {worker.name for worker in read_workers(connection, ALIAS)}:
+
+    def serving() -> set[str]:
+        found = read_workers(connection, ALIAS)
+        return {worker.name for worker in found if not worker.is_loading}
+
+    while not workers.keys() <= serving():
         for worker in workers.values():
             worker.require_running()
         if time.monotonic() > deadline:
