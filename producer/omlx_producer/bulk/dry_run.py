@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import redis
 
 from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
@@ -16,8 +18,12 @@ from omlx_producer.bulk.output import real_path, require_run_output
 from omlx_producer.bulk.progress import say_skipped
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row
 from omlx_producer.bulk.store import Store, run_path
+from omlx_producer.figures import read_figures
 from omlx_producer.terminal import write
 from omlx_producer.wire import ModelInfo
+
+UNKNOWN = "unknown"
+"""The model of rows that name none, while no model is known."""
 
 
 @dataclass
@@ -26,6 +32,7 @@ class Findings:
 
     Attributes:
         exact: whether ``prompt_tokens`` was counted, not estimated.
+        models: that the good rows run on.
         ignored: rows by field of OpenAI that has no effect.
         most_completion_tokens: the limit of all rows together.
     """
@@ -36,6 +43,7 @@ class Findings:
     exact: bool = True
     most_completion_tokens: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
+    models: set[str] = field(default_factory=set)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -94,9 +102,14 @@ class TokenCounter:
 def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findings:
     """Check every row as a run would, and run none. Bad rows are reported on stderr.
 
+    While no model is known, rows may name any or none.
+
     Raises:
         InvalidRequest: if the input cannot be read.
     """
+    if not models:
+        anything = {"require_known_model": False, "default_model": UNKNOWN}
+        options = options.model_copy(update=anything)
     findings, counter = Findings(), TokenCounter(models)
     with Input.open(options, models) as source:
         for row in source.all_rows():
@@ -108,8 +121,23 @@ def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findin
             findings.prompt_tokens += counter.count(row)
             findings.most_completion_tokens += row.most_tokens
         findings.exact, findings.ignored = counter.exact, source.maker.ignored
+        findings.models = source.maker.used
         say_skipped(source.maker.skipped)
     return findings
+
+
+def estimate_lacks(connection: redis.Redis, models: Iterable[str]) -> tuple[str, bool]:
+    """What an estimate for rows of these models lacks.
+
+    Returns:
+        A sentence, empty if it lacks nothing; and whether each model has a worker.
+    """
+    found = [read_figures(connection, model)[0] for model in sorted(models)]
+    if missing := [model.held_up for model in found if not model.workers]:
+        told = missing[0] if UNKNOWN not in models else "no worker has announced a model yet"
+        return f"{told}; an estimate needs one, so start omlx-worker run", False
+    held_up = "; ".join(model.held_up for model in found if model.held_up)
+    return f"{held_up}; an estimate waits for that" if held_up else "", True
 
 
 def has_rows_left(

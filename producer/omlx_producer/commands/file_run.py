@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from omlx_producer.bulk.dry_run import has_rows_left, look_through
+from omlx_producer.bulk.dry_run import estimate_lacks, has_rows_left, look_through
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.progress import STYLES, Style, failure_text
 from omlx_producer.bulk.run import Ended, run_here
@@ -188,14 +188,17 @@ class FileRun:
         """Look through the input, and run this many rows of it without an output."""
         findings, trial = look_through(options, producer.models()), Trial()
         found = findings.as_dict()
-        if rows:
+        lacks, served = estimate_lacks(producer.connection, findings.models)
+        if lacks:
+            write(f"{lacks}\n", err=True)
+        if rows and served:
             trial = try_rows(producer, options, rows, self.progress, check)
             good = findings.rows - findings.bad.total()
             write("".join(f"{one_cell(answer)}\n" for answer in trial.answers), err=True)
             write(f"{trial.told(good)}\n", err=True)
             found["trial"] = trial.as_dict(good)
         click.echo(json.dumps(found))
-        if findings.bad or trial.failed:
+        if findings.bad or trial.failed or (rows and not served):
             raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -20,6 +21,7 @@ from omlx_producer.client import workers
 from omlx_producer.client.workers import read_workers
 from omlx_producer.metrics import QueueCollector, metrics_server
 from omlx_worker.control import boards
+from tests.helpers.bulk_runs import write_rows
 from tests.helpers.gateway import running_gateway
 from tests.helpers.metrics import scrape, value
 from tests.helpers.turning import Loads, turning_worker
@@ -85,6 +87,13 @@ def test_a_job_waits_for_the_worker_that_loads_and_is_told_so(
     wait_for(lambda: is_over(job))
     assert status(job) == "finished"
     assert "loading" not in run("status").stdout
+
+
+@pytest.mark.usefixtures("loading")
+def test_a_dry_run_counts_and_says_that_an_estimate_waits(run: Run, tmp_path: Path) -> None:
+    done = run("run", str(write_rows(tmp_path / "rows.jsonl", 3, model="demo")), "--dry-run")
+    assert (done.exit_code, json.loads(done.stdout)["rows"]) == (0, 3)
+    assert done.stderr == f"{HELD_UP}; an estimate waits for that\n"
 
 
 def test_the_log_says_what_a_worker_loads(

@@ -102,6 +102,20 @@ def test_a_model_that_no_worker_has_announced_is_refused(
     assert "no worker has announced a model yet" in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--model", "asleep")])
+def test_a_dry_run_needs_no_worker(
+    run: Run, connection: redis.Redis, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    connection.delete(MODELS_KEY)
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "hello"}] * 3)
+    lacks = "no worker serves asleep" if options else "no worker has announced a model yet"
+    for rows, code in (("0", 0), ("2", 1)):
+        done = run("run", "rows.jsonl", "--dry-run", rows, *options)
+        assert (done.exit_code, json.loads(done.stdout)["rows"]) == (code, 3)
+        assert done.stderr == f"{lacks}; an estimate needs one, so start omlx-worker run\n"
+    assert jobs_in_redis(connection) == 0
+
+
 def test_without_redis_it_ends_with_3(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,10 @@ import redis
 from omlx_producer import Producer
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.trial import try_rows
+from omlx_producer.client.workers import read_workers
 from tests.helpers.bulk_runs import batch_line, jobs_in_redis, write_jsonl, write_rows
 from tests.helpers.fake_worker import announce
-from tests.helpers.workers import ALIAS, running_worker
+from tests.helpers.workers import ALIAS, running_worker, wait_for
 from tests.integration.producer.bulk.conftest import Run
 
 
@@ -25,7 +26,8 @@ def trial(
 ) -> Iterator[Run]:
     """The command in a folder, with a worker."""
     monkeypatch.chdir(tmp_path)
-    with running_worker(redis_url):
+    with running_worker(redis_url), redis.Redis.from_url(redis_url) as connection:
+        wait_for(lambda: read_workers(connection, ALIAS))
         yield run
 
 
