@@ -102,16 +102,13 @@ class ModelFigures(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def notes(self) -> list[str]:
-        """The warnings, what holds up the model or a worker, what slows a machine, and what becomes
-        of the jobs of silent workers."""
+        """The warnings, what holds up the model or a worker, and what becomes of the jobs of
+        silent workers."""
         notes = self.warnings + ([] if self.workers else [self.held_up])
         notes += [self._pause] if self.paused else []
         for worker in self.workers:
-            held_up = "" if self.paused else worker.held_up
-            reasons = [each for each in worker.conditions if each not in held_up]
-            reasons += [held_up] if held_up else []
-            if reasons:
-                notes.append(f"{worker.name}: {', '.join(reasons)}")
+            if worker.held_up and not self.paused:
+                notes.append(f"{worker.name}: {worker.held_up}")
         return notes + [self._farewell(worker) for worker in self.gone]
 
     @computed_field  # type: ignore[prop-decorator]

@@ -19,7 +19,6 @@ PAGES = {
 
 DOWNLOAD = "downloads a model"
 HERE = "the test is in the clone, in a folder with the files of examples/data"
-INSTALLS = "would install a service; test_service does, where it can"
 EMBEDS = "needs a model of embeddings; test_embed and test_embeddings have one"
 ON_A_MAC = "is for a Mac of the reader's"
 OTHER_SHELL = "is for another shell than bash"
@@ -64,10 +63,6 @@ NOT_TYPED = {
     "omlx-gateway --api-keys api-keys.jsonl --host 0.0.0.0": "serves other machines",
     "llm install omlx-queue": "installs",
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
-    "omlx-worker service install -m demo --embedded-redis": INSTALLS,
-    "omlx-worker service status": INSTALLS,
-    "omlx-worker service logs -f": INSTALLS,
-    "omlx-worker service uninstall": INSTALLS,
     "scripts/setup worker && .venv/bin/omlx-worker bench --share mac.json": ON_A_MAC,
     "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
     "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",

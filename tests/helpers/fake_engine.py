@@ -253,9 +253,6 @@ class FakeEngine:
     def remove(self, row_id: str) -> None:
         self.states.pop(row_id, None)
 
-    def wait(self) -> None:
-        """Nothing is in flight."""
-
     def close(self) -> None:
         self.states.clear()
 

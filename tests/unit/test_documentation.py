@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import plistlib
 import re
 import shlex
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 from omlx_gateway.cli import main as gateway
 from omlx_producer.cli.main import cli as submit
 from omlx_worker.cli import main as worker
+from omlx_worker.settings import WorkerSettings
 from tests.helpers.documentation import (
     ENDLESS,
     FRAGMENTS,
@@ -108,6 +110,17 @@ def test_the_options_of_a_printed_command_exist(command: str) -> None:
         option for each in chosen.params for option in (*each.opts, *each.secondary_opts)
     }
     assert {word for word in words if word.startswith("-") and word != "-"} <= known
+
+
+def test_the_services_of_the_examples_run_the_worker_of_a_clone() -> None:
+    unit = (ROOT / "examples/service/omlx-worker.service").read_text()
+    [command] = re.findall(r"^ExecStart=%h/(.*)", unit, re.MULTILINE)
+    agent = plistlib.loads((ROOT / "examples/service/omlx.worker.plist").read_bytes())
+    program, *words = agent["ProgramArguments"]
+    assert [program.removeprefix("/Users/ME/"), *words] == command.split()
+    test_the_options_of_a_printed_command_exist(command.removeprefix("omlx-queue/.venv/bin/"))
+    stop = WorkerSettings.model_fields["drain_timeout"].default + 15
+    assert (agent["ExitTimeOut"], f"TimeoutStopSec={stop:.0f}\n" in unit) == (stop, True)
 
 
 @pytest.mark.parametrize("page", [*DOCS, *SCRIPTS], ids=lambda p: p.stem)

@@ -61,7 +61,6 @@ def exit_code(name: str, *args: str) -> object:
     [
         *((name, ()) for name in PROGRAMS),
         ("omlx-submit", ("run",)),
-        ("omlx-worker", ("service", "install")),
         ("omlx-gateway", ("keys", "add")),
     ],
 )

@@ -1,4 +1,4 @@
-"""``python -m omlx_worker``: what the service manager starts."""
+"""``python -m omlx_worker``: the same program, by the interpreter that has it."""
 
 from omlx_worker.cli import main
 

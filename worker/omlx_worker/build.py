@@ -14,7 +14,7 @@ from omlx_producer.terminal import in_units
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.engine.rows.interface import ModelError, Tell
 from omlx_worker.mac.buffers import held_back
-from omlx_worker.mac.machine import Mac, this_system
+from omlx_worker.mac.machine import ON_MAC, Mac
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -28,32 +28,14 @@ log = logging.getLogger(__name__)
 def make_worker(models: Sequence[WorkerSettings], connection: Redis) -> GenerationWorker:
     """A worker for the models with these settings. It loads one when it starts."""
     settings = models[0]
-    mac = Mac(
-        this_system(),
-        allow_sleep=settings.allow_sleep,
-        only_on_power=settings.only_on_power,
-    )
     return GenerationWorker(
         models,
         _load_or_end,
         describe=lambda model: _loader().describe(model.model),
         connection=connection,
-        machine=mac,
-        outside=lambda: _outside(mac.footprint()) + held_back(),
+        machine=Mac(allow_sleep=settings.allow_sleep or not ON_MAC),
+        outside=held_back,
     )
-
-
-def _outside(footprint: int) -> int:
-    """Bytes of this process that MLX has not allocated.
-
-    Args:
-        footprint: bytes of the process; 0 if unknown.
-    """
-    if not footprint:
-        return 0
-    from omlx_worker.engine.ragged.footprint import allocated
-
-    return max(0, footprint - allocated())
 
 
 def _load_or_end(settings: WorkerSettings, tell: Tell) -> DecodingEngine:

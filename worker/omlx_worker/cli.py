@@ -13,7 +13,6 @@ from omlx_worker.bench.cli import bench
 from omlx_worker.demo.cli import demo
 from omlx_worker.model_commands import check, convert
 from omlx_worker.run import run
-from omlx_worker.service.cli import service
 
 
 class _WorkerProgram(Program):
@@ -37,5 +36,5 @@ def main() -> None:
     check_variables()
 
 
-for command in (run, service, check, convert, demo, bench):
+for command in (run, check, convert, demo, bench):
     main.add_command(command)

@@ -29,10 +29,7 @@ SECTIONS = {
         "lease_seconds",
     ),
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
-    "Life cycle": (
-        *("name", "burst", "drain_timeout", "hours", "duty"),
-        *("only_on_power", "allow_sleep"),
-    ),
+    "Life cycle": ("name", "burst", "drain_timeout", "allow_sleep"),
     "Logging": ("log_level", "log_format", "log_file"),
     "HTTP": ("http", "metrics_port", "metrics_host"),
 }
@@ -42,8 +39,6 @@ _METAVARS: dict[Any, str] = {
     "http": "PORT",
     "metrics_host": "ADDRESS",
     "log_file": "FILE",
-    "hours": "HH:MM-HH:MM",
-    "duty": "SHARE",
     **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
 _SHORT = {"model": ("-m",)}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
-    AfterValidator,
     ByteSize,
     Field,
     TypeAdapter,
@@ -23,7 +22,6 @@ from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.engine.rows.interface import FIRST_ROWS
-from omlx_worker.hours import Hours
 from omlx_worker.logs import LogFormat, LogLevel
 
 MOST_ROWS, USUAL_MOST_ROWS = 1024, 128
@@ -38,14 +36,6 @@ REMEDY = "remedy"
 """The type of an error whose message says what to do."""
 
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
-
-
-def _checked(hours: str) -> str:
-    Hours.parse(hours)
-    return hours
-
-
-HoursText = Annotated[str, AfterValidator(_checked), Remedy("two times of day, as in 22:00-07:00")]
 
 
 class WorkerSettings(BaseSettings):
@@ -142,19 +132,8 @@ class WorkerSettings(BaseSettings):
     state_dir: Path = Field(
         default_factory=app_folder, description="Folder of heads, and of which kernels are used."
     )
-    only_on_power: bool = Field(
-        default=False, description="On a Mac: take no jobs while on battery."
-    )
     allow_sleep: bool = Field(default=False, description="On a Mac: let it sleep while rows run.")
-    hours: HoursText | None = Field(
-        default=None, description="Take jobs in these hours of the day only, as in 22:00-07:00."
-    )
-    duty: float = Field(
-        default=1.0, gt=0, le=1, description="Share of the time that the device works, as in 0.5."
-    )
-    drain_timeout: float = Field(
-        default=60.0, ge=0, description="For jobs that run at SIGTERM or the end of --hours."
-    )
+    drain_timeout: float = Field(default=60.0, ge=0, description="For jobs that run at SIGTERM.")
     redis_grace: float = Field(default=600.0, gt=0, description="Seconds that Redis may be away.")
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
     log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
@@ -244,10 +223,6 @@ class WorkerSettings(BaseSettings):
     def page(self) -> str | None:
         """The URL of the gateway's page; None without ``http``."""
         return f"http://{HTTP_HOST}:{self.http}/" if self.http else None
-
-    def rests_until(self, at: float) -> float | None:
-        """When its hours begin next; None during them, and without any."""
-        return Hours.parse(self.hours).rests_until(at) if self.hours else None
 
     @property
     def queues(self) -> list[str]:

@@ -36,7 +36,6 @@ NOT_LOADED, LOADING = "not loaded", "loading"
 
 _HELD_UP = {
     "paused": "paused (rq resume)",
-    "on battery": "on battery (--only-on-power)",
     "draining": "draining",
 }
 
@@ -71,7 +70,7 @@ class WorkerFigures(BaseModel):
 
     Attributes:
         at: seconds since 1970, on the server's clock.
-        state: ``idle``, ``busy``, ``draining``, ``paused``, ``resting`` or ``on battery``;
+        state: ``idle``, ``busy``, ``draining`` or ``paused``;
             ``loading`` or ``not loaded`` of a model that is not loaded.
         progress: what a worker that loads the model does now, such as ``warming up 3 of 57``.
         uptime: seconds since the model was loaded, or the one in ``turned_to``.
@@ -86,8 +85,6 @@ class WorkerFigures(BaseModel):
         host: the machine's name; empty from older workers.
         machine_memory: its bytes; 0 from older workers.
         fingerprint: of the model, see `ModelInfo`; empty from older workers.
-        conditions: what slows the machine now, such as ``heavy heat``.
-        rests_until: when the hours of a worker that rests begin, in seconds since 1970.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -132,8 +129,6 @@ class WorkerFigures(BaseModel):
     host: str = ""
     machine_memory: int = 0
     fingerprint: str = ""
-    conditions: list[str] = []
-    rests_until: float | None = None
     turned_to: str = ""
 
     def is_same_step(self, before: WorkerFigures) -> bool:
@@ -179,8 +174,6 @@ class WorkerFigures(BaseModel):
     @property
     def held_up(self) -> str:
         """Why it takes no jobs, with the command or option behind it; empty if it takes some."""
-        if self.rests_until is not None:
-            return f"resting until {local_time(self.rests_until)} (--hours)"
         if self.turned_to:
             since = local_time(self.at - self.uptime)
             return f"serving {self.turned_to} since {since} (--switch-after)"

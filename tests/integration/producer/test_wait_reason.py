@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import pytest
 import redis
@@ -14,7 +13,6 @@ from omlx_producer import JobHandle, Producer
 from omlx_producer.cli import show
 from omlx_producer.cli.main import cli
 from omlx_producer.cli.show import wait_reason
-from omlx_producer.terminal import local_time
 from tests.helpers.bulk_runs import upload
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
 from tests.helpers.redis_server import RedisServer
@@ -110,21 +108,12 @@ def test_another_line_comes_with_another_reason_and_not_with_another_figure(
     ]
 
 
-def test_workers_on_battery_are_told(
-    reasons: Reasons, job: JobHandle, connection: redis.Redis
-) -> None:
-    sign_on(connection, "mac-1", state="on battery")
-    said = "omlx-submit: the workers of demo are on battery (--only-on-power)"
-    assert reasons(job) == [said]
-
-
 def test_workers_that_take_no_jobs_are_told_with_all_reasons(
     reasons: Reasons, job: JobHandle, connection: redis.Redis
 ) -> None:
-    begin = datetime(2026, 1, 5, 22, tzinfo=UTC).timestamp()
-    sign_on(connection, "mac-1", state="resting", rests_until=begin)
+    sign_on(connection, "mac-1", state="paused")
     sign_on(connection, "mac-2", state="draining")
-    said = f"the workers of demo are draining, resting until {local_time(begin)} (--hours)"
+    said = "the workers of demo are draining, paused (rq resume)"
     assert reasons(job) == [f"omlx-submit: {said}"]
 
 

@@ -275,7 +275,7 @@ def test_the_machine_is_kept_awake_while_a_model_is_loaded_for_jobs_that_wait(
             told.append(busy)
 
     loads = Loads()
-    with turning_worker(redis_url, "ab", loads, machine=Told(None)) as worker:
+    with turning_worker(redis_url, "ab", loads, machine=Told()) as worker:
         wait_for(lambda: worker.loaded.admission and not told[-1])
         loads.gate.clear()
         job = enqueue_for(connection, "b")

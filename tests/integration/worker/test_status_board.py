@@ -152,18 +152,6 @@ def test_the_log_tells_the_cached_share(
     assert "depth 0, 38% of prompts cached, 0 tokens/s" in record.message
 
 
-def test_the_log_tells_what_slows_the_machine(
-    board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    board._conditions = lambda: ["low-power mode", "heavy heat"]
-    counters.rows = 3
-    clock.now += 11
-    board.show("busy")
-    [record] = caplog.records
-    assert record.message.endswith("caches 0 B of 7.0 GiB, low-power mode, heavy heat")
-
-
 def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:

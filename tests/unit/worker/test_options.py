@@ -72,7 +72,7 @@ def test_the_model_has_a_short_option(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "model"),
     [
-        *((command, "'my model'") for command in ("run", "check", "bench", "service install")),
+        *((command, "'my model'") for command in ("run", "check", "bench")),
         ("batch rows.csv", "MODEL"),
     ],
 )
@@ -161,20 +161,6 @@ def test_a_wrong_size_or_folder_of_prefixes_is_refused(options: str, sentence: s
     assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {sentence}\n")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--hours 22-7", "--hours: got 22-7; give two times of day, as in 22:00-07:00"),
-        ("--hours 7:00-07:00", "--hours: got 7:00-07:00; give two times of day, as in 22:00-07:00"),
-        ("--duty 0", "--duty: got 0; give a number above 0 and up to 1"),
-        ("--duty 50", "--duty: got 50; give a number above 0 and up to 1"),
-    ],
-)
-def test_hours_and_shares_that_are_none_are_refused(options: str, sentence: str) -> None:
-    result = invoke("run", *options.split())
-    assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {sentence}\n")
-
-
 def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("OMLX_QUEUE_MAX_BATCH=3\nOMLX_QUEUE_MTP_DEPTH=1\nDATABASE_URL=x\n")
     monkeypatch.setenv("OMLX_QUEUE_MTP_DEPTH", "2")
@@ -206,10 +192,7 @@ def test_a_log_that_cannot_be_written_is_refused() -> None:
     "command",
     [
         "run",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("service install", "demo", "bench")
-        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("demo", "bench")),
     ],
 )
 def test_a_command_that_needs_mlx_says_what_to_install(command: str) -> None:
@@ -296,7 +279,7 @@ def test_a_model_without_a_name_is_refused() -> None:
     assert "--model: got ''; give demo, a folder, or a Hugging Face id" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "bench", "service install"])
+@pytest.mark.parametrize("command", ["check", "bench"])
 def test_other_commands_take_one_model(command: str) -> None:
     result = invoke(*command.split(), "-m", "a", "-m", "b")
     assert result.exit_code == INVALID

@@ -46,7 +46,6 @@ class ModelBoards:
         describe: what a model is, before it was loaded. It may raise `ModelError`. Without it
             models are announced once they were loaded.
         jobs: of the worker.
-        conditions: see `WorkerFigures`.
 
     Attributes:
         counters: of each model, by alias.
@@ -63,7 +62,6 @@ class ModelBoards:
         describe: Describe | None,
         *,
         jobs: JobCounts,
-        conditions: Callable[[], Sequence[str]],
     ) -> None:
         self.counters = {each.alias: Counters() for each in models}
         self._models = models
@@ -71,7 +69,6 @@ class ModelBoards:
         self._name = name
         self._describe = describe
         self._jobs = jobs
-        self._conditions = conditions
         self._infos: dict[str, ModelInfo] = {}
         self._written_at, self._logged_at = float("-inf"), time.monotonic()
 
@@ -117,7 +114,6 @@ class ModelBoards:
             leases=loaded.leases,
             budget=loaded.decode_thread.budget,
             driver=loaded.decode_thread.driver,
-            conditions=self._conditions,
         )
 
     def announce(self, loaded: LoadedModel) -> None:
@@ -127,16 +123,16 @@ class ModelBoards:
         for model in self._unloaded(loaded):
             announce(self._connection, model.alias, self._infos[model.alias])
 
-    def show(self, loaded: LoadedModel, state: str, rests_until: float | None) -> None:
+    def show(self, loaded: LoadedModel, state: str) -> None:
         """Write the figures of all models, if it is time to; see `StatusBoard.show`. While a model
         is loaded, log a line now and then."""
         if self.board is not None:
-            self.board.show(state, rests_until)
+            self.board.show(state)
         unloaded, now = self._unloaded(loaded), time.monotonic()
         if unloaded and now - self._written_at >= WRITE_SECONDS:
             self._written_at = now
             for model in unloaded:
-                moment = {"at": server_time(self._connection), "rests_until": rests_until}
+                moment = {"at": server_time(self._connection)}
                 figures = self._figures(model, loaded).model_copy(update=moment)
                 write_figures(self._connection, model.alias, figures)
         if loaded.is_loading and now - self._logged_at >= LINE_SECONDS:

@@ -99,11 +99,8 @@ class ServedModels:
         for upkeep in self._upkeep:
             upkeep.leave()
 
-    def take(self, most_rows: int) -> bool:
+    def take(self) -> bool:
         """Take jobs of the loaded model, or go on with loading another.
-
-        Args:
-            most_rows: see `Admission.take`; with 0 no other model is chosen.
 
         Returns:
             Whether there is anything to do.
@@ -130,9 +127,9 @@ class ServedModels:
                 loaded.close()
                 self.loaded = self._new(loaded.alias)
         elif loaded.admission is not None:
-            taken = loaded.admission.take(most_rows, min(most_rows, loaded.bulk_rows))
+            taken = loaded.admission.take(loaded.max_rows, loaded.bulk_rows)
             self.served |= taken
-        if len(self._models) == 1 or not most_rows:
+        if len(self._models) == 1:
             return taken
         busy = taken or len(loaded.leases) > 0
         if busy and time.monotonic() < self._look_at:

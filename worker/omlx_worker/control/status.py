@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 
 from redis import Redis
@@ -41,7 +41,6 @@ class StatusBoard:
 
     Args:
         mode: as the user chose it.
-        conditions: see `WorkerFigures`.
         machine_memory: bytes of this machine; None asks the system.
     """
 
@@ -58,7 +57,6 @@ class StatusBoard:
         leases: LeaseTable,
         budget: MemoryBudget,
         driver: DepthDriver,
-        conditions: Callable[[], Sequence[str]] = tuple,
         machine_memory: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,7 +69,6 @@ class StatusBoard:
         self._leases = leases
         self._budget = budget
         self._driver = driver
-        self._conditions = conditions
         self._clock = clock
         self._started_at = self._told_at = clock()
         self._jobs = jobs
@@ -104,11 +101,8 @@ class StatusBoard:
                 log.warning("%s", warning)
         self._warned_of.update(warnings)
 
-    def show(self, state: str, rests_until: float | None = None) -> None:
+    def show(self, state: str) -> None:
         """Write the figures, if it is time to; while there is work, log a line now and then.
-
-        Args:
-            rests_until: see `WorkerFigures`.
 
         Raises:
             redis.exceptions.RedisError: if Redis does not take them now.
@@ -121,8 +115,6 @@ class StatusBoard:
         moment = {
             "at": server_time(self._connection),
             "state": state,
-            "conditions": list(self._conditions()),
-            "rests_until": rests_until,
         }
         figures = self.figures().model_copy(update=moment).since(self._written)
         if not figures.is_same_step(self._written):
@@ -194,5 +186,4 @@ def line(figures: WorkerFigures) -> str:
         f"depth {figures.depth}{accepted}{cached}, {figures.tokens_per_second:.0f} tokens/s, "
         f"caches {in_units(figures.cache_bytes)} of "
         f"{in_units(max(0, figures.memory_limit - figures.weight_bytes))}"
-        + "".join(f", {condition}" for condition in figures.conditions)
     )

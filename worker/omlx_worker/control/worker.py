@@ -78,7 +78,7 @@ class GenerationWorker(RecordedWorker):
         machine: Mac | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._machine = machine or Mac(None)
+        self._machine = machine or Mac()
         self._mailbox: MainMailbox = SimpleQueue()
         self._settings = models[0]
         super().__init__(
@@ -90,14 +90,7 @@ class GenerationWorker(RecordedWorker):
         )
         jobs = JobCounts()
         self.observers = Observers(JobLog(), jobs)
-        self.boards = ModelBoards(
-            models,
-            connection,
-            self.name,
-            describe,
-            jobs=jobs,
-            conditions=self._machine.conditions,
-        )
+        self.boards = ModelBoards(models, connection, self.name, describe, jobs=jobs)
         make = partial(
             LoadedModel,
             make_engine=make_engine,
@@ -119,8 +112,7 @@ class GenerationWorker(RecordedWorker):
         )
         self.unreachable = False
         self._draining = False
-        # When its hours begin next, and until when jobs may run once it winds down.
-        self._rests_until: float | None = None
+        # Until when jobs may run once it winds down.
         self._jobs_end_by = 0.0
         self._error: BaseException | None = None
         self._outage = Outage(log=log)
@@ -129,8 +121,6 @@ class GenerationWorker(RecordedWorker):
         self._told = 0.0
         # Whether a message has come since the last look at the queues, and when the next is due.
         self._rung, self._look_at = True, 0.0
-        # Rows up to which jobs are claimed.
-        self._most_rows = 1
 
     @property
     def loaded(self) -> LoadedModel:
@@ -184,7 +174,7 @@ class GenerationWorker(RecordedWorker):
             raise RedisGone(f"unavailable for {away}, longer than --redis-grace")
         if self._signals.asked and not self._draining:
             self._draining = True
-            self._wind_down("draining")
+            self._wind_down()
         self.loaded.fail_timed_out()
         try:
             goes_on = self._attend(burst)
@@ -207,10 +197,10 @@ class GenerationWorker(RecordedWorker):
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
         loaded = self.loaded
-        self.show(self.leases, loaded.is_paused or not self._most_rows)
+        self.show(self.leases, loaded.is_paused)
         if self.beat():
             self.boards.announce(loaded)
-        self.boards.show(loaded, self._condition, self._rests_until)
+        self.boards.show(loaded, self._condition)
         if loaded.admission is not None and self._told != loaded.since:
             self._told = loaded.since
             self._tell_ready(loaded)
@@ -230,9 +220,6 @@ class GenerationWorker(RecordedWorker):
         if self._draining:
             return self._finishes_jobs
         self._models.attend()
-        self._keep_hours()
-        rests = self._rests_until is not None
-        self._most_rows = 0 if rests else self._machine.most_rows(self.loaded.max_rows)
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
         idle = len(self.leases) == 0
         if idle and not (burst or self._rung or time.monotonic() >= self._look_at):
@@ -240,26 +227,12 @@ class GenerationWorker(RecordedWorker):
         self._rung = False
         # Workers that started together do not look together.
         self._look_at = time.monotonic() + LOOK_SECONDS * (0.5 + random() / 2)
-        taken = self._models.take(self._most_rows)
-        return rests or not (burst and idle and not taken)
+        taken = self._models.take()
+        return not (burst and idle and not taken)
 
-    def _keep_hours(self) -> None:
-        """Begin to rest at the end of the worker's hours: what runs is to end or goes back."""
-        rested = self._rests_until is not None
-        self._rests_until = self._settings.rests_until(time.time())
-        if self._rests_until is None:
-            if rested:
-                log.info("the hours %s have begun", self._settings.hours)
-            return
-        if not rested:
-            until = time.strftime("%H:%M", time.localtime(self._rests_until))
-            self._wind_down(f"resting until {until}")
-        elif len(self.leases) and not self._finishes_jobs:
-            self.loaded.give_back()
-
-    def _wind_down(self, why: str) -> None:
+    def _wind_down(self) -> None:
         """Start no job, and leave those that run ``drain_timeout`` seconds."""
-        log.info("%s; running jobs have %.0f s to finish", why, self._settings.drain_timeout)
+        log.info("draining; running jobs have %.0f s to finish", self._settings.drain_timeout)
         self._jobs_end_by = time.monotonic() + self._settings.drain_timeout
         self.loaded.wind_down()
 
@@ -282,10 +255,6 @@ class GenerationWorker(RecordedWorker):
     def _condition(self) -> str:
         if self._draining:
             return "draining"
-        if self._rests_until is not None:
-            return "resting"
-        if not self._most_rows:
-            return "on battery"
         return "paused" if self.loaded.is_paused else "busy" if len(self.leases) else "idle"
 
     # Messages

@@ -19,11 +19,6 @@ class StepClock:
         """Something other than steps and chunks takes time: the next step has none."""
         self._ended_at = None
 
-    def rested(self, seconds: float) -> None:
-        """The thread has rested since the last step, which is no part of the next one."""
-        if self._ended_at is not None:
-            self._ended_at += seconds
-
     def chunk(self) -> None:
         """A chunk of a prompt is read before the next step."""
         self._mixed_steps = max(self._mixed_steps, 1)

@@ -83,10 +83,6 @@ class DecodeLoop:
                     log.exception("the engine failed to drop row %s", row.row_id)
             self._scheduler.remove(row)
 
-    def rested(self, seconds: float) -> None:
-        """The thread has rested: steps did not take that time."""
-        self._clock.rested(seconds)
-
     def act(self) -> list[Emission] | None:
         """Do what is due next.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -170,7 +169,6 @@ class DecodeThread:
             with suppress(Empty):
                 self._obey(self._mailbox.get(timeout=FULL_SECONDS))
             return
-        began = time.monotonic()
         try:
             emissions = self._loop.act()
         except EngineFailed as failure:
@@ -181,21 +179,6 @@ class DecodeThread:
             return
         if emissions:
             self._report(emissions)
-        if self._settings.duty < 1:
-            self._rest(began)
-
-    def _rest(self, began: float) -> None:
-        """Leave the device idle for its owner, in proportion to what it has done since ``began``.
-
-        Messages are read meanwhile.
-        """
-        self._engine.wait()
-        now = time.monotonic()
-        ends = now + (now - began) * (1 / self._settings.duty - 1)
-        while not self._stopped and (left := ends - time.monotonic()) > 0:
-            with suppress(Empty):
-                self._obey(self._mailbox.get(timeout=left))
-        self._loop.rested(time.monotonic() - now)
 
     def _read_mailbox(self) -> None:
         with suppress(Empty):

@@ -178,9 +178,6 @@ class DecodingEngine:
         if self._rows.pop(row_id, None) is not None:
             self.decoder.remove(row_id)
 
-    def wait(self) -> None:
-        self.decoder.wait()
-
     def close(self) -> None:
         if self.shapes:
             self.shapes.stop()

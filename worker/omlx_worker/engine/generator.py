@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_reduce
-from mlx_lm.generate import generate_step, generation_stream
+from mlx_lm.generate import generate_step
 
 from omlx_worker.engine.ragged.footprint import GeneratorFootprint
 from omlx_worker.engine.ragged.masks import BITS, hold
@@ -150,9 +150,6 @@ class SerialDecoder:
         self._running.pop(row_id, None)
 
     finish = remove
-
-    def wait(self) -> None:
-        mx.synchronize(generation_stream)
 
     def close(self) -> None: ...
 

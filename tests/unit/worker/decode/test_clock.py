@@ -30,15 +30,6 @@ def test_a_step_after_an_interruption_has_no_time() -> None:
     assert [steps.step() for _ in range(2)] == [(None, False), (1.0, True)]
 
 
-def test_a_rest_between_two_steps_is_part_of_neither() -> None:
-    steps = StepClock()
-    steps.rested(30.0)
-    steps.step()
-    steps.rested(0.25)
-
-    assert [steps.step() for _ in range(2)] == [(0.75, True), (1.0, True)]
-
-
 @pytest.mark.parametrize(
     ("event", "alone"),
     [(StepClock.chunk, [False, True, True]), (StepClock.traced, [False, False, True])],

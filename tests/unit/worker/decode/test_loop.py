@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from omlx_worker.decode import clock
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -124,28 +122,6 @@ def test_traces_and_contests_are_counted_but_for_those_before_rows_came() -> Non
     worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 3)
     assert (worker.counters.traces, worker.counters.contests) == (6, 3)
-
-
-def test_rests_are_learnt_neither_as_steps_nor_as_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, told = [100.0], list[float | None]()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    class Listening(FixedPolicy):
-        def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
-            told.append(seconds)
-
-    class Pacing(ChunkSize):
-        def stepped(self, seconds: float | None, depth: int = 0) -> None:
-            told.append(seconds)
-
-    worker = decoding(FakeEngine(), 1000, DepthDriver(Listening(0)), Pacing(8))
-    worker.add(row("a", DEFAULT, prompt=1, tokens=20))
-    for _ in range(6):
-        worker.act()
-        now[0] += 5.0
-        worker.rested(5.0)
-        now[0] += 1.0
-    assert told[-6:] == [1.0] * 6
 
 
 class Asked(FixedPolicy):

@@ -36,12 +36,13 @@ from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, e
 class Bench:
     """A decode thread and its mailboxes."""
 
-    def __init__(self, duty: float = 1.0, **engine: Any) -> None:
+    def __init__(self, **engine: Any) -> None:
         self.engine = FakeEngine(**engine)
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
-        settings = WorkerSettings(duty=duty)
-        self.decode_thread = DecodeThread(settings, lambda _: self.engine, self.traffic, self.main)
+        self.decode_thread = DecodeThread(
+            WorkerSettings(), lambda _: self.engine, self.traffic, self.main
+        )
         self.jobs: dict[str, ActiveJob] = {}
 
     def admit(
@@ -202,19 +203,6 @@ def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
     while not (jobs[0].finished and jobs[1].finished):
         bench.until(Stepped)
     assert bench.run_out() == []
-
-
-def test_a_thread_that_rests_reads_its_messages() -> None:
-    bench = Bench(duty=2e-3, step_seconds=0.02)
-    waits: list[bool] = []
-    bench.engine.wait = lambda: waits.append(True)  # type: ignore[method-assign]
-    bench.decode_thread.start()
-    job = bench.admit("a", max_completion_tokens=5000)
-    bench.until(Stepped)
-    bench.decode_thread.submit(Drop(job.claim, Stopped("enough")))
-    assert bench.until(Drop).reason == Stopped("enough")
-    bench.run_out()
-    assert waits, "what the device still does is no rest"
 
 
 def test_stopping_leaves_what_becomes_of_the_jobs_to_the_main_thread() -> None:

@@ -222,10 +222,6 @@ class Engine(Protocol):
         """
         ...
 
-    def wait(self) -> None:
-        """Wait until the device has done all that was asked of it, the step in flight too."""
-        ...
-
     def close(self) -> None:
         """Wait for the device and drop the model. The last call, from the same thread."""
         ...

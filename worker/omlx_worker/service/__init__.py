@@ -1,1 +1,0 @@
-"""The worker as a service of the system: launchd's on macOS, systemd's on Linux."""
