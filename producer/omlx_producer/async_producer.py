@@ -65,17 +65,14 @@ class AsyncJobHandle:
 class AsyncProducer:
     """A client of the queue for one event loop.
 
-    Any number of results and streams share a few connections. The other methods run `Producer`'s on
-    a thread. If the task that awaits one of them is cancelled, the call still goes on to its end.
-    Bulk work is `Producer`'s alone; it takes a thread, as in
+    Results share a connection, and a stream has one of its own. The other methods run `Producer`'s
+    on a thread. If the task that awaits one of them is cancelled, the call still goes on to its
+    end. Bulk work is `Producer`'s alone; it takes a thread, as in
     ``await asyncio.to_thread(producer.run, rows, "out.jsonl")``.
 
     Args:
         url: where Redis is; by default where the environment says.
         allow_eviction: see `Producer`.
-
-    Attributes:
-        group: see `Producer`.
 
     >>> async def main() -> None:
     ...     async with AsyncProducer() as producer:
@@ -92,7 +89,6 @@ class AsyncProducer:
         url = redis_url(url)
         self._connection = connect_async(url)
         self._producer = Producer(url, allow_eviction=allow_eviction)
-        self.group = self._producer.group
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,8 +99,6 @@ class AsyncProducer:
     async def close(self) -> None:
         """End all streams and waits, and close the connections."""
         end_reading(self._connection)
-        # They leave their reader, which ends with them.
-        await asyncio.sleep(0)
         await self._connection.aclose()
         self._producer.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -109,9 +108,6 @@ class Producer:
         allow_eviction: also submit to a server that drops keys when its memory is full, and may
             lose jobs; by default what ``OMLX_QUEUE_ALLOW_EVICTION`` says.
 
-    Attributes:
-        group: names the stream that tells of the ends of its jobs; see `wire.ended_key`.
-
     >>> with Producer() as producer:
     ...     job = producer.submit(prompt="def f(x):", temperature=0)
     ...     text = job.result(timeout=60).text
@@ -126,7 +122,6 @@ class Producer:
         self.connection = connection
         require_client(self.connection)
         self._allow_eviction = allow_eviction
-        self.group = secrets.token_hex(8)
         self._suitable = False
         self._queues: dict[str, Queue] = {}
 
@@ -245,7 +240,7 @@ class Producer:
         if len(jobs) > CHUNK:
             require_free_keys(self.connection, jobs)
         for start in range(0, len(jobs), CHUNK):
-            enqueue(self.connection, jobs[start : start + CHUNK], times, self._queue, self.group)
+            enqueue(self.connection, jobs[start : start + CHUNK], times, self._queue)
         return [JobHandle(job.id, job.queue, self) for job in jobs]
 
     def embed(

@@ -63,7 +63,7 @@ def fill(connection: Redis, count: int) -> None:
         jobs = [
             NewJob(f"job{start + n}", request, "bulk") for n in range(min(CHUNK, count - start))
         ]
-        enqueue(connection, jobs, JobTimes(), lambda _: queue, "bench")
+        enqueue(connection, jobs, JobTimes(), lambda _: queue)
 
 
 def ending(job: Claim) -> Ending:

@@ -1,11 +1,12 @@
-"""What does a client pay to wait for many results, beside a bare loop over the stream of ends?
+"""What does a client pay to wait for many results, beside a bare loop over their streams?
 
     python -m scripts.bench.results                  4,000 jobs, 400 ended a second
     python -m scripts.bench.results --jobs 1000 --rate 100
 
 The jobs are ended by another process with the worker's own script, in groups of eight, the engine
 stubbed. Seconds of CPU are those of the client alone, from after the submission to the last result.
-The bare loop reads the stream of ends and makes each result's `Completion`, and nothing else.
+The bare loop reads the streams of results twice a second and makes each `Completion`, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from redis import Redis
 from rich.console import Console
 from rich.table import Table
 
 from omlx_producer import AsyncJobHandle, AsyncProducer, Completion, Producer
-from omlx_producer.wire import PRIORITIES, ended_key, queue_name
+from omlx_producer.client.outcome import results_key
+from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.lease import LeaseTable
 from scripts.bench.lease import ALIAS, ending
@@ -71,15 +74,14 @@ async def in_turn(url: str, jobs: list[AsyncJobHandle], _: AsyncProducer) -> int
     return await asyncio.to_thread(read)
 
 
-async def bare(url: str, jobs: list[AsyncJobHandle], producer: AsyncProducer) -> int:
-    key, after, left = ended_key(producer.group), "0-0", {job.id for job in jobs}
+async def bare(url: str, jobs: list[AsyncJobHandle], __: AsyncProducer) -> int:
+    left: dict[Any, Any] = {results_key(job.id): "0" for job in jobs}
     with Redis.from_url(url, protocol=2) as connection:
         while left:
-            for _, entries in connection.xread({key: after}, count=500, block=1000):
-                after = entries[-1][0]
-                for _, fields in entries:
-                    left.remove(fields[b"job"].decode())
-                    Completion(json.loads(b64decode(fields[b"return_value"])))
+            await asyncio.sleep(0.5)
+            for key, [(_, fields)] in connection.xread(left):
+                del left[key.decode()]
+                Completion(json.loads(b64decode(fields[b"return_value"])))
     return len(jobs)
 
 

@@ -16,7 +16,6 @@ from omlx_producer.client.outcome import results_key
 from omlx_producer.client.workers import WorkerFigures, write_figures
 from omlx_producer.connection import server_time
 from omlx_producer.wire import (
-    GROUP_FIELD,
     MODELS_KEY,
     CancelledEvent,
     ChoiceDelta,
@@ -27,7 +26,6 @@ from omlx_producer.wire import (
     ModelInfo,
     TokensEvent,
     Usage,
-    ended_key,
     events_key,
     token_digest,
     tokens_channel,
@@ -222,6 +220,4 @@ class FakeWorker:
             pipe.xadd(results_key(self.job_id), last)
             pipe.expire(results_key(self.job_id), 600)
             pipe.hset(job.key, "status", status)
-            if group := self.connection.hget(job.key, GROUP_FIELD):
-                pipe.xadd(ended_key(group.decode()), {"job": self.job_id, "status": status, **last})
             pipe.execute()

@@ -18,7 +18,7 @@ from tests.helpers.workers import ALIAS, enqueue, fetch, is_over, running_worker
 
 KEY = "omlx:batch:0123456789ab"
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
-SUBMIT, READ, RESULT, GROUP, ENDED, CANCEL, BATCH, PROGRESS = re.findall(
+SUBMIT, READ, RESULT, CANCEL, BATCH, PROGRESS = re.findall(
     r"^```redis\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
 
@@ -47,31 +47,6 @@ def test_a_job_by_hand_streams_and_has_a_result(redis_url: str, connection: redi
     assert status == b"finished"
     body = json.loads(base64.b64decode(fields[b"return_value"]))
     assert body["choices"][0]["text"] == text
-
-
-def test_a_group_by_hand_is_told_of_the_end_with_the_result(
-    redis_url: str, connection: redis.Redis
-) -> None:
-    type_lines(connection, SUBMIT)
-    type_lines(connection, GROUP)
-    with running_worker(redis_url), Producer(connection) as producer:
-        text = producer.result("hello", timeout=20).text
-    ((_, ((_, fields),)),) = type_lines(connection, ENDED)[0]
-    assert (fields[b"job"], fields[b"status"]) == (b"hello", b"finished")
-    assert fields.keys() == {b"job", b"status", b"return_value"}
-    assert json.loads(base64.b64decode(fields[b"return_value"]))["choices"][0]["text"] == text
-    assert 0 < connection.ttl("omlx:ended:mine") <= 60
-
-
-def test_a_group_by_hand_is_told_of_a_job_that_is_cancelled_before_it_runs(
-    connection: redis.Redis,
-) -> None:
-    type_lines(connection, SUBMIT)
-    type_lines(connection, GROUP)
-    with Producer(connection) as producer:
-        producer.cancel("hello")
-    ((_, ((_, fields),)),) = type_lines(connection, ENDED)[0]
-    assert fields.keys() == {b"job", b"status", b"exc_string"}
 
 
 def test_a_job_by_hand_is_cancelled_by_hand_while_it_runs(

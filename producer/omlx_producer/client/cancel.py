@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-import zlib
-from base64 import b64encode
-from typing import Any, Literal
+from typing import Literal
 
 import redis
-from redis.client import Pipeline
 from redis.exceptions import WatchError
 from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
@@ -20,8 +17,8 @@ from rq.serializers import JSONSerializer
 from omlx_producer.client.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
 from omlx_producer.errors import OmlxQueueError, UnknownJob
 from omlx_producer.lua import load
-from omlx_producer.wire import CancelledEvent, ended_key, events_key
-from omlx_producer.wire.keys import ENDED_SECONDS, GROUP_FIELD, STOP_FIELD
+from omlx_producer.wire import CancelledEvent, events_key
+from omlx_producer.wire.keys import STOP_FIELD
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
 
@@ -84,7 +81,6 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
     """
     with connection.pipeline() as pipe:
         pipe.watch(job.key, events_key(job.id))  # type: ignore[no-untyped-call]
-        group: Any = connection.hget(job.key, GROUP_FIELD)
         if job.get_status().value in ENDINGS or job.is_started:
             raise WatchError
         tokens, over = read_stream_end(connection, job.id)
@@ -100,18 +96,8 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
         pipe.hdel(job.key, STOP_FIELD)
         Result.create(job, Result.Type.STOPPED, keep_for, exc_string=REASON, pipeline=pipe)
         write_stream_end(pipe, event, keep_for=keep_for)
-        if group:
-            _tell_group(pipe, group.decode(), job.id)
         pipe.expire(job.key, keep_for)
         pipe.expire(job.dependencies_key, keep_for)
         pipe.execute()
     if limit is not None:
         RateLimitRegistry(limit, connection).cancel(job.id)
-
-
-def _tell_group(pipe: Pipeline, group: str, job_id: str) -> None:
-    """Queue the entry of a cancelled job in its group's stream of ends, as workers write it."""
-    key = ended_key(group)
-    reason = b64encode(zlib.compress(REASON.encode()))
-    pipe.xadd(key, {"job": job_id, "status": "canceled", "exc_string": reason})
-    pipe.expire(key, ENDED_SECONDS)

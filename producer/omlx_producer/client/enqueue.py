@@ -29,7 +29,6 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import counted
 from omlx_producer.wire import (
     EXPIRING_KEY,
-    GROUP_FIELD,
     JOB_FUNCTION,
     WIRE_FIELD,
     WIRE_VERSION,
@@ -149,16 +148,12 @@ def enqueue(
     jobs: Sequence[NewJob],
     times: JobTimes,
     open_queue: Callable[[str], Queue],
-    group: str,
 ) -> None:
     """Enqueue jobs and wake their workers.
 
     redis-py repeats a command whose answer was lost, which would enqueue the jobs twice. A watched
     pipeline raises WatchError instead, also when another client enqueues a job with the same key.
     The jobs that exist then show what happened.
-
-    Args:
-        group: whose stream tells of the jobs' ends; see `ended_key`.
 
     Raises:
         InvalidRequest: if a job with the same key has another request; nothing was enqueued.
@@ -180,7 +175,7 @@ def enqueue(
             has_window = any(job.request.completion_window for job in new)
             now = server_time(connection) if has_window else 0.0
             pipe.multi()
-            _fill(pipe, new, times, open_queue, group, now)
+            _fill(pipe, new, times, open_queue, now)
             try:
                 pipe.execute()
             except WatchError:
@@ -256,7 +251,6 @@ def _fill(
     jobs: Sequence[NewJob],
     times: JobTimes,
     open_queue: Callable[[str], Queue],
-    group: str,
     now: float,
 ) -> None:
     by_queue: dict[str, list[NewJob]] = {}
@@ -281,7 +275,7 @@ def _fill(
             pipe.delete(*left)
         open_queue(name).enqueue_many(data, pipeline=pipe)
         for job in members:
-            pipe.hset(job.key, mapping={WIRE_FIELD: str(WIRE_VERSION), GROUP_FIELD: group})
+            pipe.hset(job.key, WIRE_FIELD, str(WIRE_VERSION))
             if (window := job.request.window_seconds) is not None:
                 # RQ writes the time of this machine, whose clock may be wrong.
                 pipe.hset(job.key, "created_at", utcformat(datetime.fromtimestamp(now, UTC)))

@@ -1,52 +1,46 @@
-"""Streams and waits of asyncio clients. One blocking XREAD serves all those of a client.
+"""Streams and waits of asyncio clients.
 
-A stream follows the events of its job. A wait follows the ends of its submitter's group: the script
-that ends a job adds an entry. Other tools end jobs without one, so both look at their jobs when
-they begin, after a lost connection, and after a silence.
+A stream blocks on a connection of its own, as a sync one does. For all waits of a client one task
+looks at their jobs, in one call, again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn, Self
+from weakref import WeakKeyDictionary
 
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from rq.job import Job
 
 from omlx_producer.client.outcome import (
+    ENDINGS,
     Outcome,
     ask_result,
     find_outcome,
     require_job_id,
     require_timeout,
-    results_key,
     timed_out,
 )
-from omlx_producer.client.stream import PAGE, REQUEUED_SECONDS, Entry, Follower, entries_by_key
+from omlx_producer.client.stream import PAGE, REQUEUED_SECONDS, Follower, entries_by_key
 from omlx_producer.connection import block_seconds, connect_async, require_client
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
-from omlx_producer.wire import GROUP_FIELD, JobEvent
-from omlx_producer.wire.keys import ended_key, reader_key
+from omlx_producer.outage import RECONNECT_SECONDS, Reconnection, passes
+from omlx_producer.wire import JobEvent
 
-# Connections on which consumers ask for their jobs, all together.
-_ASKING = 8
-_WAKE_SECONDS = 60
-_PAUSE_SECONDS = 0.02
+LOOK_SECONDS, SECONDS_A_JOB = 0.02, 0.0005
+"""Between two looks. A thousand waits are a look in half a second, which takes some 20 ms."""
 
-# A wait looks at its job this often, should the stream of its group not tell of the end.
-RECHECK_SECONDS = 15.0
-# A wait looks at its job once, however short its timeout is, unless the server hangs.
-FIRST_RECHECK_SECONDS = 1.0
+FIRST_LOOK_SECONDS = 1.0
+"""A wait looks at its job once, however short its timeout is, unless the server hangs."""
 
-EntryId = tuple[int, int]
+
+_OVER = {None, *(name.encode() for name in ENDINGS)}
 
 
 class AsyncTokenStream:
@@ -72,9 +66,7 @@ class AsyncTokenStream:
         self._owned = isinstance(connection, str)
         require_client(self._connection, redis.asyncio.Redis)
         self.cursor = cursor
-        # A generator with a reference to this object would keep it and its reader alive.
-        follower = Follower(job_id, cursor, reconnect_for)
-        self._events = _follow_async(self._connection, follower)
+        self._events = _follow_async(self._connection, Follower(job_id, cursor, reconnect_for))
 
     def __aiter__(self) -> Self:
         return self
@@ -100,23 +92,33 @@ class AsyncTokenStream:
 async def _follow_async(
     connection: redis.asyncio.Redis, follower: Follower
 ) -> AsyncGenerator[JobEvent]:
-    silence = block_seconds(connection)
-    async with AsyncReader.inbox(connection, follower.key) as inbox:
-        while not follower.over:
-            try:
-                if follower.looks:
-                    reply = await follower.ask(inbox.connection.pipeline()).execute()
-                    found = follower.looked(*reply)
-                else:
-                    reply = await inbox.read(follower.key, follower.after, silence)
-                    found = follower.heard(reply)
-            except RedisError as error:
-                await asyncio.sleep(follower.failed(error))
-                continue
-            for event in found:
-                yield event
-            if follower.early:
-                await asyncio.sleep(REQUEUED_SECONDS)
+    block = int(1000 * block_seconds(connection))
+    while not follower.over:
+        _waits_of(connection).require_open()
+        try:
+            if follower.looks:
+                found = follower.looked(*await _left(follower.ask(connection.pipeline()).execute()))
+            else:
+                reply = await _left(connection.xread({follower.key: follower.after}, PAGE, block))
+                found = follower.heard([each for _, page in entries_by_key(reply) for each in page])
+        except RedisError as error:
+            await asyncio.sleep(follower.failed(error))
+            continue
+        for event in found:
+            yield event
+        if follower.early:
+            await asyncio.sleep(REQUEUED_SECONDS)
+
+
+async def _left(call: Awaitable[Any]) -> Any:
+    """The answer to a call, which may outlive its caller: redis-py swallows a cancellation while it
+    connects."""
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait({task})
+        return task.result()
+    finally:
+        task.cancel()
 
 
 async def wait_for_end_async(
@@ -125,208 +127,162 @@ async def wait_for_end_async(
     """The form of `wait_for_end` for an event loop."""
     require_job_id(job_id)
     require_timeout(timeout)
-    outage, now = Reconnection(), asyncio.get_running_loop().time()
+    now = asyncio.get_running_loop().time()
     deadline = None if timeout is None else now + timeout
-    look_by = None if deadline is None else max(deadline, now + FIRST_RECHECK_SECONDS)
+    look_by = None if deadline is None else max(deadline, now + FIRST_LOOK_SECONDS)
     try:
-        async with (
-            asyncio.timeout_at(look_by) as limit,
-            AsyncReader.inbox(connection, job_id, results_key(job_id)) as inbox,
-        ):
-            while True:
-                try:
-                    pipe = ask_result(inbox.connection.pipeline(), job_id)
-                    pipe.hget(Job.key_for(job_id), GROUP_FIELD).time()
-                    status, entries, group, (seconds, micros) = await pipe.execute()
-                    outage.answered()
-                    if outcome := find_outcome(job_id, status, entries):
-                        return outcome
-                    limit.reschedule(deadline)
-                    named = group.decode(errors="replace") if group else ""
-                    key = ended_key(named) if named else results_key(job_id)
-                    since = 1000 * seconds + micros // 1000 - 1
-                    await inbox.read(key, f"{since}-0", RECHECK_SECONDS)
-                except RedisError as error:
-                    limit.reschedule(deadline)
-                    await asyncio.sleep(outage.failed(error))
+        async with asyncio.timeout_at(look_by) as limit:
+            with _waits_of(connection).waiting(connection, job_id) as wait:
+                told: list[asyncio.Future[Any]] = [wait.looked, wait.ended]
+                await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+                limit.reschedule(None if wait.ended.done() else deadline)
+                return await wait.ended
     except TimeoutError:
         raise timed_out(job_id, timeout) from None
 
 
 def end_reading(connection: redis.asyncio.Redis) -> None:
-    """End the streams and waits of a client that is closed, with an error."""
-    error = OmlxQueueError("the producer was closed while a job was waited for")
-    for reader in [each for each in _READERS.values() if each.client is connection]:
-        reader.fail(error)
+    """End the waits of a client that is closed, and its streams at their next read."""
+    _waits_of(connection).close()
 
 
-class Inbox:
-    """What a reader has for one consumer: a page of entries at most, or an error.
+class Wait:
+    """For the end of one job.
 
     Attributes:
-        names: see `AsyncReader.inbox`.
-        key: of the stream that it follows.
-        connection: a client that does not repeat a lost call, for what else the consumer asks.
+        looked: whether anybody has looked at the job.
     """
 
-    def __init__(self, reader: AsyncReader, names: Sequence[str]) -> None:
-        self.names = [name.encode() for name in names]
-        self.key = b""
-        self.connection = reader.connection
-        self._reader = reader
-        self._entries: list[Entry] = []
-        self._missed = False
-        self._error: Exception | None = None
-        self._came = asyncio.Event()
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.looked: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[Outcome] = loop.create_future()
 
-    def put(self, entry: Entry) -> None:
-        self._missed = self._missed or len(self._entries) == PAGE
-        if not self._missed:
-            self._entries.append(entry)
-        self._came.set()
+    def tell(self, find: Callable[[], Outcome | None]) -> None:
+        """Take the outcome, or the error of asking for it."""
+        if self.ended.done():
+            return
+        try:
+            if outcome := find():
+                self.ended.set_result(outcome)
+        except Exception as error:  # noqa: BLE001 (who waits raises it)
+            self.ended.set_exception(error)
 
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._came.set()
 
-    async def read(self, key: str, after: str, seconds: float) -> list[Entry]:
-        """The entries of a stream after an id; none after a silence, or if too many have come.
+class Waits:
+    """Those of one client. A task looks while there are any."""
+
+    def __init__(self) -> None:
+        self._waits = defaultdict[str, set[Wait]](set)
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @contextlib.contextmanager
+    def waiting(self, connection: redis.asyncio.Redis, job_id: str) -> Iterator[Wait]:
+        """A wait for a job, until the block ends.
 
         Raises:
-            Exception: why reading has ended. The next call begins it again.
+            OmlxQueueError: if the client is closed.
         """
-        task = asyncio.current_task()
-        if task and task.cancelling():
-            # redis-py may have swallowed it while it connected.
-            raise asyncio.CancelledError
-        self.key = key.encode()
-        last = _numbers(after)
-        await self._reader.follow(self, last)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._came.wait()
-        self._came.clear()
-        error, self._error = self._error, None
-        entries, self._entries = ([] if self._missed else self._entries), []
-        self._missed = False
-        if error is not None:
-            # Of many consumers; each raises it anew.
-            raise error.with_traceback(None)
-        return [each for each in entries if _numbers(each[0].decode()) > last]
-
-
-class AsyncReader:
-    """Reads for all consumers of a client on one event loop, by a task that ends with the last.
-
-    A consumer opens an inbox, looks at its job, and then reads a stream from where it looked. So it
-    misses nothing, whoever else reads the same stream. After an error the task ends, and consumers
-    look and read again.
-    """
-
-    def __init__(self, connection: redis.asyncio.Redis, key: tuple[int, int]) -> None:
-        pool = connection.connection_pool
-        # redis-py would repeat a lost read by itself, and no consumer would look at its job.
-        options = pool.connection_kwargs | {"retry": Retry(NoBackoff(), 0)}
-        self._pool = redis.asyncio.BlockingConnectionPool(
-            1 + _ASKING, timeout=None, connection_class=pool.connection_class, **options
-        )
-        self.connection = redis.asyncio.Redis(connection_pool=self._pool)
-        # Held, so that no other client gets its id, which is in the key of this reader.
-        self.client = connection
-        self._key = key
-        self._block = int(1000 * block_seconds(connection))
-        self._inboxes = defaultdict[bytes, set[Inbox]](set)
-        # By stream who follows it, and the id of the last entry read.
-        self._followers = defaultdict[bytes, set[Inbox]](set)
-        self._after: dict[bytes, EntryId] = {}
-        # An entry of the reader's own stream ends a read that blocks.
-        self._own = reader_key(secrets.token_hex(8)).encode()
-        self._blocks = False
-        self._task: asyncio.Task[None] | None = None
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def inbox(cls, connection: redis.asyncio.Redis, *names: str) -> AsyncIterator[Inbox]:
-        """What comes for names: keys of streams, or values of the field ``job`` of any stream."""
-        key = id(connection), id(asyncio.get_running_loop())
-        reader = _READERS.get(key)
-        if reader is None:
-            reader = _READERS[key] = cls(connection, key)
-        inbox = Inbox(reader, names)
-        for name in inbox.names:
-            reader._inboxes[name].add(inbox)
-        try:
-            yield inbox
-        finally:
-            await reader._leave(inbox)
-
-    async def follow(self, inbox: Inbox, after: EntryId) -> None:
-        """See that the task reads the stream of an inbox, from this id on at the latest."""
-        key = inbox.key
-        self._followers[key].add(inbox)
-        if key in self._after and self._after[key] <= after:
-            return
-        self._after[key] = after
-        self._after.setdefault(self._own, (0, 0))
+        self.require_open()
+        wait = Wait()
+        self._waits[job_id].add(wait)
+        self._changed.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-        elif self._blocks:
-            self._blocks = False
-            with contextlib.suppress(RedisError):
-                pipe = self.connection.pipeline()
-                pipe.xadd(self._own, {"wake": ""}, maxlen=1, approximate=False)
-                pipe.expire(self._own, _WAKE_SECONDS)
-                await pipe.execute()
-
-    def fail(self, error: Exception) -> None:
-        """End all reading; each consumer raises the error, or goes on."""
-        self._after.clear()
-        for inbox in [each for inboxes in self._inboxes.values() for each in inboxes]:
-            inbox.fail(error)
-
-    async def _run(self) -> None:
+            self._task = asyncio.create_task(self._run(connection))
         try:
-            while self._after:
-                self._blocks = True
-                ids: dict[Any, Any] = {key: "{}-{}".format(*at) for key, at in self._after.items()}
-                reply = await self.connection.xread(ids, count=PAGE, block=self._block)
-                self._blocks = False
-                for key, entries in entries_by_key(reply):
-                    self._hand_out(key, entries)
-        except Exception as error:  # noqa: BLE001 (consumers raise it)
-            self.fail(error)
+            yield wait
+        finally:
+            self._waits[job_id].discard(wait)
+            if not self._waits[job_id]:
+                del self._waits[job_id]
+            if not self._waits:
+                self._changed.set()
 
-    def _hand_out(self, key: bytes, entries: list[Entry]) -> None:
-        if key in self._after:
-            self._after[key] = _numbers(entries[-1][0].decode())
-        for entry in entries:
-            for inbox in self._inboxes.get(entry[1].get(b"job", key), ()):
-                inbox.put(entry)
+    def require_open(self) -> None:
+        if self._closed:
+            raise OmlxQueueError("the producer was closed while a job was waited for")
 
-    async def _leave(self, inbox: Inbox) -> None:
-        for name in inbox.names:
-            self._inboxes[name].discard(inbox)
-            if not self._inboxes[name]:
-                del self._inboxes[name]
-        self._followers[inbox.key].discard(inbox)
-        if not self._followers[inbox.key]:
-            del self._followers[inbox.key]
-            self._after.pop(inbox.key, None)
-        if not self._inboxes:
-            if _READERS.get(self._key) is self:
-                del _READERS[self._key]
-            while self._task and not self._task.done():
-                # redis-py may swallow a cancellation while it connects.
-                self._task.cancel()
-                await self._pool.disconnect()
-                await asyncio.wait({self._task}, timeout=_PAUSE_SECONDS)
-            await self._pool.disconnect()
+    def close(self) -> None:
+        self._closed = True
+        self._tell(self._waits, self.require_open)
+
+    async def _run(self, connection: redis.asyncio.Redis) -> None:
+        """Look at all jobs now and then, and at those of new waits at once."""
+        outage, now, due = Reconnection(), asyncio.get_running_loop().time, 0.0
+        while self._waits:
+            self._changed.clear()
+            is_due, pause = now() >= due, LOOK_SECONDS + SECONDS_A_JOB * len(self._waits)
+            try:
+                await self._look(connection, [*self._waits] if is_due else self._new())
+                outage.answered()
+            except Exception as error:  # noqa: BLE001 (who waits raises it)
+                try:
+                    pause = outage.failed(error)
+                except Exception as last:  # noqa: BLE001
+                    self._tell(self._waits, partial(_raise, last))
+                    return
+            due = now() + pause if is_due else due
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._changed.wait()
+
+    def _new(self) -> list[str]:
+        """The jobs with a wait that nobody has looked for."""
+        return [
+            job_id
+            for job_id, waits in self._waits.items()
+            if not all(wait.looked.done() for wait in waits)
+        ]
+
+    async def _look(self, connection: redis.asyncio.Redis, jobs: Sequence[str]) -> None:
+        pipe = connection.pipeline(transaction=False)
+        for job_id in jobs:
+            pipe.hget(Job.key_for(job_id), "status")
+        statuses = zip(jobs, await _replies(pipe), strict=True)
+        over = [job for job, status in statuses if status in _OVER or isinstance(status, Exception)]
+        for job_id in over:
+            # Together: the job may be requeued meanwhile.
+            ask_result(pipe, job_id)
+        replies = await _replies(pipe)
+        for job_id, *reply in zip(over, replies[::2], replies[1::2], strict=True):
+            self._tell([job_id], partial(_find, job_id, *reply))
+        for wait in self._of(jobs):
+            if not wait.looked.done():
+                wait.looked.set_result(None)
+
+    def _tell(self, jobs: Iterable[str], find: Callable[[], Outcome | None]) -> None:
+        for wait in self._of(jobs):
+            wait.tell(find)
+
+    def _of(self, jobs: Iterable[str]) -> list[Wait]:
+        return [wait for job_id in jobs for wait in self._waits.get(job_id, ())]
 
 
-_READERS: dict[tuple[int, int], AsyncReader] = {}
+async def _replies(pipe: Any) -> list[Any]:
+    """The replies to what is queued. An error that concerns one key is the reply of its job."""
+    replies: list[Any] = await pipe.execute(raise_on_error=False)
+    for reply in filter(passes, replies):
+        raise reply
+    return replies
 
 
-def _numbers(entry_id: str) -> EntryId:
-    """An id as numbers, which compare as Redis's ids do."""
-    first, _, second = entry_id.partition("-")
-    return int(first), int(second)
+def _find(job_id: str, *replies: Any) -> Outcome | None:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return find_outcome(job_id, *replies)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error.with_traceback(None)
+
+
+def _waits_of(connection: redis.asyncio.Redis) -> Waits:
+    if connection not in _WAITS:
+        _WAITS[connection] = Waits()
+    return _WAITS[connection]
+
+
+_WAITS: WeakKeyDictionary[redis.asyncio.Redis, Waits] = WeakKeyDictionary()

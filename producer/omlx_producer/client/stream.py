@@ -1,7 +1,7 @@
 """Iterators over the tokens of a job: each token once, in order, from any cursor.
 
-A consumer may attach before, during or after the job, be slow, or lose its connection. A sync
-stream reads on a connection of its own; those of an asyncio client share an `AsyncReader`.
+A consumer may attach before, during or after the job, be slow, or lose its connection. A stream
+reads on a connection of its own.
 
 Each event says where its tokens and its text begin in their choice, and has a digest of the
 choice's tokens. So what comes twice is cut off, and what was written anew is never mixed with what

@@ -49,14 +49,6 @@ local function add_result(job, execution, succeeded, payload, event, started, tt
   if ttl > 0 then redis.call('EXPIRE', results, ttl) end
 end
 
--- Tell the group of the submitter of the end, with the result; all its waits read this one stream.
-local function tell_group(group, job, ending, succeeded, payload, event)
-  if not group or group == '' then return end
-  redis.call('XADD', ended_key(group), 'MINID', '~', math.floor((time - ENDED_SECONDS) * 1000), '*',
-    'job', job, 'status', ending, result_of(succeeded, payload, event))
-  redis.call('EXPIRE', ended_key(group), ENDED_SECONDS)
-end
-
 -- The last writes: nothing is published that is not committed.
 local function announce(job, id, event, succeeded, ttl)
   local stream = events_key(job)
@@ -102,7 +94,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local key = job_key(job)
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
-    'status', DEATHS, STREAMED, STOP_FIELD, GROUP_FIELD)
+    'status', DEATHS, STREAMED, STOP_FIELD)
   if not fields[3] and redis.call('EXISTS', key) == 0 then
     drop_execution(queue, job, execution)
     return 0
@@ -135,7 +127,6 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   end
   drop_execution(queue, job, execution)
   announce(job, id, event, succeeded, ttl)
-  tell_group(fields[7], job, ending, succeeded, payload, event)
   if run ~= '' then settle_row(queue, run, row, line, counts) end
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
   working = working + time - started

@@ -39,8 +39,6 @@ claim_key = Key("omlx:claim:<worker>", "list")
 
 events_key = Key("omlx:events:<id>", "stream")
 tokens_channel = Key("omlx:tokens:<id>", "channel")
-ended_key = Key("omlx:ended:<group>", "stream")
-reader_key = Key("omlx:reader:<id>", "stream")
 EXPIRING_KEY = Key("omlx:expiring", "sorted set")
 
 BATCHES_KEY = Key("omlx:batches", "sorted set")
@@ -66,15 +64,9 @@ KEYS = {name: key for name, key in list(globals().items()) if isinstance(key, Ke
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 
-GROUP_FIELD = "omlx_group"
-"""The field of a job's hash that names the group of its submitter; see `ended_key`."""
-
 STOP_FIELD = "omlx_stop"
 """The field of a job's hash, "1", that makes workers stop it: they read it when they claim the job,
 append to its stream or renew its lease."""
-
-ENDED_SECONDS = 60
-"""How long a stream of ends keeps an entry."""
 
 KEEP_SECONDS = 7 * 24 * 3600
 """How long a batch whose rows have all ended is kept, and listed among those that ended."""

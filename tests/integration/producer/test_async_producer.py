@@ -1,4 +1,4 @@
-"""The asyncio client does what the sync one does; waits cost no threads and a few connections."""
+"""The asyncio client does what the sync one does; waits cost no threads and one connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from omlx_producer import connection as connection_module
 from omlx_producer.client import reader
 from omlx_producer.client.outcome import results_key
 from omlx_producer.outage import Reconnection
-from omlx_producer.wire import GROUP_FIELD
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import fetch, queued
@@ -45,7 +44,6 @@ async def client(
 ) -> AsyncIterator[AsyncProducer]:
     """A client that looks again by time only after longer than any test waits."""
     monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 6 * SECONDS)
-    monkeypatch.setattr(reader, "RECHECK_SECONDS", 6 * SECONDS)
     announce(connection)
     async with AsyncProducer(f"{redis_url}?socket_timeout={12 * SECONDS}") as client:
         yield client
@@ -68,8 +66,9 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
-def blocked(connection: redis.Redis) -> Callable[[], bool]:
-    return lambda: connection.info("clients")["blocked_clients"] == 1
+async def looks() -> None:
+    """Time in which those who wait look several times."""
+    await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ async def test_a_thousand_jobs_are_awaited_at_once(
     jobs = await client.submit_many({"prompt": str(number)} for number in range(1000))
     before = clients(connection), threading.active_count()
     waiting = [asyncio.create_task(job.result()) for job in jobs]
-    await until(blocked(connection))
+    await looks()
     assert clients(connection) - before[0] <= 10
     assert threading.active_count() == before[1]
     bodies = {}
@@ -157,7 +156,7 @@ async def test_a_wait_that_begins_during_another_is_served(
 ) -> None:
     slow, quick = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
     waiting = asyncio.create_task(slow.result())
-    await until(blocked(connection))
+    await looks()
     second = asyncio.create_task(quick.result())
     await asyncio.sleep(0)
     async with asyncio.timeout(SECONDS):
@@ -172,24 +171,22 @@ async def test_two_waits_for_one_job_both_end(
 ) -> None:
     job = await client.submit(prompt="x")
     waiting = [asyncio.create_task(job.result()) for _ in range(2)]
-    await until(blocked(connection))
+    await looks()
     waiting.append(asyncio.create_task(job.result()))
     body = started(connection, job).finish()
     assert await asyncio.gather(*waiting) == [body] * 3
 
 
-async def test_cancelled_waits_leave_no_task_and_no_blocked_client(
+async def test_cancelled_waits_leave_no_task(
     client: AsyncProducer, connection: redis.Redis
 ) -> None:
     jobs = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
     tasks = asyncio.all_tasks()
     waiting = [asyncio.create_task(job.result()) for job in jobs]
-    await until(blocked(connection))
+    await looks()
     waiting[0].cancel()
     await asyncio.wait({waiting[0]})
-    assert blocked(connection)()
     waiting[1].cancel()
-    await until(lambda: connection.info("clients")["blocked_clients"] == 0)
     await until(lambda: asyncio.all_tasks() == tasks)
     # The connection serves the next wait.
     body = started(connection, jobs[0]).finish()
@@ -229,7 +226,7 @@ async def test_a_wait_that_begins_while_the_last_one_leaves_is_served(
     done = started(connection, other).finish()
     for ticks in range(1, 8):
         leaving = asyncio.create_task(job.result())
-        await until(blocked(connection))
+        await looks()
         leaving.cancel()
         for _ in range(ticks):
             await asyncio.sleep(0)
@@ -243,7 +240,7 @@ async def test_closing_leaves_no_connection(redis_url: str, connection: redis.Re
     client = AsyncProducer(redis_url)
     job = await client.submit(prompt="x")
     waiting = asyncio.create_task(job.result())
-    await until(blocked(connection))
+    await looks()
     await client.close()
     with pytest.raises(OmlxQueueError, match="closed while a job was waited for"):
         await waiting
@@ -303,17 +300,6 @@ async def test_every_end_has_its_error(
     assert await waiting == body
 
 
-async def test_a_job_without_a_group_is_waited_for(
-    connection: redis.Redis, client: AsyncProducer
-) -> None:
-    job = await client.submit(prompt="a")
-    connection.hdel(fetch(connection, job.id).key, GROUP_FIELD)
-    waiting = asyncio.create_task(job.result(timeout=SECONDS))
-    await until(blocked(connection))
-    body = started(connection, job).finish()
-    assert await waiting == body
-
-
 async def test_another_client_waits_for_the_same_jobs(
     redis_url: str, connection: redis.Redis, client: AsyncProducer
 ) -> None:
@@ -330,21 +316,49 @@ async def test_an_id_that_no_key_can_have_ends_its_own_wait_only(
 ) -> None:
     good = await client.submit(prompt="a")
     wait = asyncio.create_task(good.result(timeout=SECONDS))
-    await until(blocked(connection))
+    await looks()
     with pytest.raises(UnknownJob):
         await client.result("\ud800", timeout=SECONDS)
     started(connection, good).finish()
     assert await wait
 
 
+async def test_a_job_with_a_broken_key_ends_its_own_wait_only(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    good, broken = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+    waits = [asyncio.create_task(job.result(timeout=SECONDS)) for job in (good, broken)]
+    await looks()
+    connection.set(fetch(connection, broken.id).key, "a text")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        await waits[1]
+    body = started(connection, good).finish()
+    assert await waits[0] == body
+
+
+async def test_a_wait_that_begins_looks_at_its_own_job_alone(
+    client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 6 * SECONDS)
+    many = await client.submit_many({"prompt": str(number)} for number in range(50))
+    last = await client.submit(prompt="x")
+    body = started(connection, last).finish()
+    waiting = [asyncio.create_task(job.result()) for job in many]
+    await looks()
+    before = connection.info("commandstats")["cmdstat_hget"]["calls"]
+    assert await last.result() == body
+    assert connection.info("commandstats")["cmdstat_hget"]["calls"] - before < 10
+    for wait in waiting:
+        wait.cancel()
+
+
 async def test_a_job_cancelled_by_another_tool_is_noticed(
     client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RQ's own cancel writes no result and so wakes nobody."""
-    monkeypatch.setattr(reader, "RECHECK_SECONDS", 0.05)
     job = await client.submit(prompt="x")
     waiting = asyncio.create_task(job.result())
-    await until(blocked(connection))
+    await looks()
     fetch(connection, job.id).cancel()
     with pytest.raises(JobCancelled):
         await asyncio.wait_for(waiting, SECONDS)
@@ -358,7 +372,7 @@ async def test_the_result_of_an_earlier_run_does_not_end_the_wait(
     worker.fail("first run", event=False)
     connection.hset(worker.job.key, "status", "queued")
     waiting = asyncio.create_task(job.result())
-    await until(blocked(connection))
+    await looks()
     assert connection.xlen(results_key(job.id)) == 1
     body = worker.finish()
     assert await asyncio.wait_for(waiting, SECONDS) == body
@@ -373,31 +387,7 @@ async def test_a_server_that_stays_away_ends_the_waits(
         async with AsyncProducer(private_server.url) as client:
             jobs = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
             waiting: list[Awaitable[Any]] = [asyncio.create_task(job.result()) for job in jobs]
-            await until(blocked(connection))
+            await looks()
             private_server.kill()
             ends = await asyncio.gather(*waiting, return_exceptions=True)
             assert all(isinstance(end, redis.ConnectionError) for end in ends)
-
-
-@pytest.mark.parametrize("streams", [200, pytest.param(1000, marks=pytest.mark.slow)])
-async def test_many_streams_share_a_few_connections(
-    client: AsyncProducer, connection: redis.Redis, streams: int
-) -> None:
-    jobs = await client.submit_many({"prompt": str(number)} for number in range(streams))
-    workers = [FakeWorker(connection, job.id) for job in jobs]
-    before = clients(connection)
-
-    async def read(job: AsyncJobHandle) -> str:
-        async with job.stream() as stream:
-            return ",".join([event.type async for event in stream])
-
-    reading = [asyncio.create_task(read(job)) for job in jobs]
-    await until(blocked(connection))
-    for worker in workers:
-        worker.step("a")
-        await asyncio.sleep(0)
-    assert clients(connection) - before <= 10
-    for worker in workers:
-        worker.finish()
-        await asyncio.sleep(0)
-    assert set(await asyncio.gather(*reading)) == {"tokens,done"}

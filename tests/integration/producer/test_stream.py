@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import redis
@@ -29,8 +28,6 @@ from omlx_producer import (
     UnknownJob,
 )
 from omlx_producer import connection as connection_module
-from omlx_producer.client.reader import Inbox
-from omlx_producer.client.stream import PAGE
 from omlx_producer.wire import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.leases import roll_back
@@ -295,32 +292,6 @@ async def test_an_async_consumer_does_not_wait_for_one_that_had_more_before_a_lo
         assert text_of([await ahead]) == "d "
         await first.aclose()
         await second.aclose()
-
-
-async def test_a_slow_async_consumer_has_a_page_in_memory_and_sees_every_token_once(
-    redis_url: str, job: JobHandle, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = list[int]()
-    put = Inbox.put
-
-    def counted(inbox: Inbox, entry: Any) -> None:
-        put(inbox, entry)
-        held.append(len(inbox._entries))
-
-    monkeypatch.setattr(Inbox, "put", counted)
-    worker.step("first ")
-    async with AsyncTokenStream(redis_url, job.id) as follow:
-        events = [await anext(follow)]
-        worker.step("second ")
-        events.append(await anext(follow))
-        for number in range(3 * PAGE):
-            worker.step(f"{number} ")
-        worker.finish()
-        while len(held) < 3 * PAGE:
-            await asyncio.sleep(0.01)
-        events += [event async for event in follow]
-    assert max(held) == PAGE
-    assert text_of(events) == worker.texts[0]
 
 
 @pytest.mark.slow
