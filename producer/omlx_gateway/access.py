@@ -1,4 +1,4 @@
-"""Who may ask: the key of a request, its rate, and the models and priorities that it may use."""
+"""Who may ask: the key of a request, and the models and priorities that it may use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import is_json
 from omlx_gateway.keys import MOST_KEY_LETTERS, ApiKey, KeyFile
-from omlx_gateway.quotas import require_rate
 from omlx_producer.wire import GenerationRequest, Priority
 
 OPEN_PATHS = ("/", "/health")
@@ -88,7 +87,7 @@ def _require_own_site(headers: Headers) -> None:
 
 
 class KeyCheck:
-    """Middleware that lets no request in without a key of the file, nor beyond its rate.
+    """Middleware that lets no request in without a key of the file.
 
     The key is in ``request.state.api_key`` from then on.
     """
@@ -99,9 +98,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            key = self._require_key(Headers(scope=scope))
-            await require_rate(scope["app"].state.gateway, key)
-            scope.setdefault("state", {})["api_key"] = key
+            scope.setdefault("state", {})["api_key"] = self._require_key(Headers(scope=scope))
         await self._app(scope, receive, send)
 
     def _require_key(self, headers: Headers) -> ApiKey:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
 
 from redis.exceptions import RedisError
 from starlette.applications import Starlette
@@ -32,7 +30,6 @@ CLEAN_SECONDS = 600
 def create_app(
     url: str | None = None,
     limits: Limits | None = None,
-    files_dir: Path | None = None,
     keys: KeyFile | None = None,
     hosts: Collection[str] = (),
 ) -> Starlette:
@@ -40,14 +37,13 @@ def create_app(
 
     Args:
         url: where Redis is; by default where the environment says.
-        files_dir: the folder of uploaded files; by default they are in Redis.
         keys: who may ask; by default everybody.
         hosts: names at which it answers everybody, beside those of this machine.
 
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
     """
-    gateway = Gateway.connect(redis_url(url), files_dir, limits or Limits())
+    gateway = Gateway.connect(redis_url(url), limits or Limits())
     middleware = [
         Middleware(ErrorAnswers),
         Middleware(SiteCheck, hosts) if keys is None else Middleware(KeyCheck, keys),
@@ -75,19 +71,12 @@ def create_app(
 
 
 async def _clean_up(gateway: Gateway) -> None:
-    """Remove what killed uploads have left, and entries of what has gone, now and then."""
+    """Remove entries of what has gone, now and then."""
     while True:
-        for work in (gateway.contents.clean_up, partial(shrink_indexes, gateway.blocking)):
-            try:
-                await run_in_threadpool(work)
-            except Exception as error:  # noqa: BLE001 (it goes on whatever happens)
-                bug = not isinstance(error, OSError | RedisError)
-                log.warning(
-                    "cleaning up has failed, and is tried again in %d s: %s",
-                    CLEAN_SECONDS,
-                    cause(error),
-                    exc_info=bug,
-                )
+        try:
+            await run_in_threadpool(shrink_indexes, gateway.blocking)
+        except RedisError as error:
+            log.warning("cleaning up has failed, and is tried again later: %s", cause(error))
         await asyncio.sleep(CLEAN_SECONDS)
 
 

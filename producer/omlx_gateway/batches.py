@@ -29,9 +29,9 @@ from omlx_gateway.files import PURPOSE, FileStore
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile, output_ids
 from omlx_gateway.pages import BATCHES_INDEX, FILES_INDEX, forget_gone, ids_of, index_entry, page_of
-from omlx_gateway.quotas import give_back_rows, require_fewer, require_rows
-from omlx_producer.bulk.batch import Batch, BatchState, read_batches
+from omlx_producer.bulk.batch import Batch, BatchState
 from omlx_producer.errors import JobCancelled, MalformedResult
+from omlx_producer.wire.keys import file_key
 
 _ID = re.compile(r"batch_[0-9a-f]{12}")
 _TIMES = (
@@ -115,12 +115,10 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     state = connection.hget(batch.key, "state")
     if state and not _was_cut_off(batch, str_if_bytes(state)):
         return _known(batch, fields, owner)
-    store = FileStore(connection, gateway.contents, owner)
+    store = FileStore(connection, owner)
     known = list(ids_of(connection, BATCHES_INDEX, owner))
     with _open_input(store, new.input_file_id) as content:
-        _require_room(gateway, known)
         rows = sum(not line.isspace() for line in content)
-        require_rows(connection, key, batch.run, rows)
         begun = batch.begin(fields | {"left": rows})
         if not begun:
             return _known(batch, fields, owner)
@@ -137,29 +135,12 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
                 batch.upload(read_rows(connection, content, new, key), begun)
         except WrongInput as error:
             batch.fail(begun, json.dumps(error.errors))
-            give_back_rows(connection, key, batch.run)
     return _document(*find(connection, batch_id, owner))
 
 
 def _was_cut_off(batch: Batch, state: str) -> bool:
     """Whether the upload of a batch was killed."""
     return state == "uploading" and not batch.is_kept()
-
-
-def _require_room(gateway: Gateway, batch_ids: list[str]) -> None:
-    """Refuse a batch while too many prompts of its owner's batches wait.
-
-    Raises:
-        ApiError: 429.
-    """
-    connection = gateway.blocking
-    states = read_batches(connection, [each.removeprefix("batch_") for each in batch_ids])
-    waiting = (
-        state.left
-        for state in states
-        if not (state.over or _was_cut_off(Batch(connection, state.id), state.state))
-    )
-    require_fewer(gateway, sum(waiting))
 
 
 def _open_input(store: FileStore, file_id: str) -> IO[bytes]:
@@ -238,7 +219,7 @@ def shrink_indexes(connection: Redis) -> None:
 
     def record_key(file_id: str) -> str:
         output = OutputFile.of(connection, file_id)
-        return output.batch.key if output else FileStore.record_key(file_id)
+        return output.batch.key if output else file_key(file_id)
 
     forget_gone(connection, FILES_INDEX, record_key)
     forget_gone(connection, BATCHES_INDEX, lambda batch_id: Batch(connection, batch_id).key)

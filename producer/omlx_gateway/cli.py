@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
-from omlx_gateway.limits import MAX_BODY_BYTES, MAX_QUEUED, Limits
+from omlx_gateway.limits import MAX_BODY_BYTES, Limits
 from omlx_producer import connection
 from omlx_producer.complaints import redis_error, settings_error
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, UnsuitableRedis
@@ -48,23 +48,11 @@ _file_option = option(
     help="Without keys, answer at this name, too.",
 )
 @option(
-    "--max-queued",
-    default=MAX_QUEUED,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Prompts of a key that may wait; then 429.",
-)
-@option(
     "--max-body",
     default=MAX_BODY_BYTES,
     show_default=True,
     type=click.IntRange(1),
     help="Bytes of a request, at most.",
-)
-@option(
-    "--files-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="A folder of uploads, which gateways share; else Redis.",
 )
 @option(
     "--metrics-port",
@@ -86,9 +74,7 @@ def main(
     redis_url: str | None,
     api_keys: Path | None,
     hosts: tuple[str, ...],
-    max_queued: int,
     max_body: int,
-    files_dir: Path | None,
     metrics_port: int | None,
     metrics_host: str,
 ) -> None:
@@ -109,11 +95,10 @@ def main(
             "give --api-keys FILE, or 127.0.0.1"
         )
     allow_open_files()
-    limits = Limits(max_body, max_queued)
     try:
         url = connection.redis_url(redis_url)
         keys = KeyFile(api_keys) if api_keys else None
-        app = MeasuredApp(create_app(url, limits, files_dir, keys, (_in_url(host), *hosts)))
+        app = MeasuredApp(create_app(url, Limits(max_body), keys, (_in_url(host), *hosts)))
     except InvalidRequest as error:
         raise click.UsageError(settings_error(error)) from None
     except KeyFileError as error:
@@ -150,7 +135,6 @@ def keys() -> None:
     show_default=True,
     help="The best priority of its requests.",
 )
-@option("--rate", metavar="N", type=click.IntRange(1), help="Prompts a minute, at most.")
 @option("--models", metavar="A,B", help="The models that it may use; else all.")
 @option("--admin", is_flag=True, help="It may use the page and its buttons.")
 @_file_option
@@ -178,10 +162,9 @@ def list_keys(file: Path) -> None:
     """List the keys of a file by name."""
     try:
         for key in read_keys(file):
-            rate = "any rate" if key.rate is None else f"{key.rate} a minute"
             models = "all models" if key.models is None else ", ".join(key.models)
             admin = "  admin" if key.admin else ""
-            click.echo(f"{key.name}  {key.level}  {rate}  {models}{admin}")
+            click.echo(f"{key.name}  {key.level}  {models}{admin}")
     except KeyFileError as error:
         raise click.UsageError(str(error)) from None
 

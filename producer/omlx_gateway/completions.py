@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 
 from omlx_gateway.access import (
     allowed_priority,
-    key_of,
     own_salt,
     owner_of,
     require_model,
@@ -28,7 +27,6 @@ from omlx_gateway.access import (
 )
 from omlx_gateway.errors import ApiError, api_error
 from omlx_gateway.gateway import Gateway, cancel, read_priority
-from omlx_gateway.quotas import note_waiting, require_rate, require_room
 from omlx_gateway.rerank import Reranking
 from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle, InvalidRequest, JobCancelled, JobFailed
@@ -111,15 +109,12 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
                 bodies = ranking.chats(salt)
             else:
                 bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
-            await require_room(gateway, owner)
-            await require_rate(gateway, key_of(request), _count_texts(bodies) - 1, before=1)
             keys = [key and f"{key}:{n}" for n in range(len(bodies))] if bodies[1:] else [key]
             prompts = "documents" if ranking else own if bodies[1:] else None
             with _naming(prompts):
                 jobs = await gateway.producer.submit_many(
                     bodies, priority=priority, idempotency_keys=keys
                 )
-            await note_waiting(gateway, owner, [job.id for job in jobs])
             form.model = form.model or jobs[0].queue.split(":")[1]
             del bodies
         if url == RESPONSES_URL:
@@ -232,14 +227,6 @@ def _each_prompt(body: dict[str, Any]) -> list[dict[str, Any]]:
         remedy = f"give at most {MAX_PROMPTS}, or upload a batch"
         raise InvalidRequest("prompt", f"got {len(prompts)} prompts", remedy)
     return [{**body, "prompt": prompt} for prompt in prompts]
-
-
-def _count_texts(bodies: list[dict[str, Any]]) -> int:
-    """The prompts of some requests, or the texts of one for vectors."""
-    texts = bodies[0].get("input")
-    if isinstance(texts, list) and texts and not isinstance(texts[0], int):
-        return len(texts)
-    return len(bodies)
 
 
 def _with_floats(result: Completion) -> bytes:

@@ -1,7 +1,6 @@
-"""/v1/files: inputs of batches, and what batches have written.
+"""/v1/files: inputs of batches, in Redis, and what batches have written.
 
-A record of each upload is in Redis, its bytes are where `omlx_gateway.contents` says. The files
-that a batch writes have neither, see `omlx_gateway.outputs`.
+The files that a batch writes are read from its results, see `omlx_gateway.outputs`.
 """
 
 from __future__ import annotations
@@ -9,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from python_multipart.multipart import parse_options_header
@@ -26,14 +23,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from omlx_gateway import contents
 from omlx_gateway.access import is_own, owner_field, owner_of
-from omlx_gateway.contents import Contents, writing_to
+from omlx_gateway.contents import on_disk
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import OutputFile
 from omlx_gateway.pages import FILES_INDEX, index_entry, page_of
 from omlx_producer.errors import InvalidRequest, UnknownJob
-from omlx_producer.wire.keys import file_key
+from omlx_producer.wire.keys import KEEP_SECONDS, file_content_key, file_key
 
 PURPOSE = "batch"
 MAX_NAME_CHARACTERS = 255
@@ -50,12 +48,7 @@ class FileStore:
     """
 
     connection: Redis
-    contents: Contents
     owner: str | None = None
-
-    @staticmethod
-    def record_key(file_id: str) -> str:
-        return file_key(file_id)
 
     def add(self, content: IO[bytes], filename: str) -> dict[str, Any]:
         """Store a new input; returns its record.
@@ -67,15 +60,13 @@ class FileStore:
         entry = index_entry(self.owner, now, file_id)
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove, file_id, entry)
-            size = self.contents.write(file_id, content)
+            size = contents.write(self.connection, file_id, content)
             record: dict[Any, Any] = {"filename": filename, "bytes": size, "purpose": PURPOSE}
             record |= {"created_at": f"{now:.6f}", **owner_field(self.owner)}
             with self.connection.pipeline() as pipe:
-                if seconds := self.contents.seconds:
-                    record["expires_at"] = int(now) + seconds
+                record["expires_at"] = int(now) + KEEP_SECONDS
                 pipe.hset(file_key(file_id), mapping=record)
-                if seconds:
-                    pipe.expire(file_key(file_id), seconds)
+                pipe.expire(file_key(file_id), KEEP_SECONDS)
                 pipe.zadd(FILES_INDEX, {entry: 0})
                 pipe.execute()
             undo.pop_all()
@@ -107,13 +98,9 @@ class FileStore:
         Raises:
             ApiError: 404.
         """
-        found = self.contents.open(file_id)
+        found = contents.read(self.connection, file_id)
         if found is None:
-            raise ApiError(
-                404,
-                f"the content of {file_id} is not where this gateway keeps files; start all "
-                "gateways without --files-dir, or with the same folder",
-            )
+            raise ApiError(404, f"the content of {file_id} has expired")
         return found
 
     def delete(self, file_id: str) -> None:
@@ -132,10 +119,9 @@ class FileStore:
 
     def _remove(self, file_id: str, entry: str) -> None:
         with self.connection.pipeline() as pipe:
-            pipe.delete(file_key(file_id))
+            pipe.delete(file_key(file_id), file_content_key(file_id))
             pipe.zrem(FILES_INDEX, entry)
             pipe.execute()
-        self.contents.delete(file_id)
 
 
 def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -156,11 +142,11 @@ def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
 
 def _store(request: Request) -> FileStore:
     gateway = Gateway.of(request)
-    return FileStore(gateway.blocking, gateway.contents, owner_of(request))
+    return FileStore(gateway.blocking, owner_of(request))
 
 
 async def create(request: Request) -> JSONResponse:
-    with writing_to(Path(tempfile.gettempdir()), "TMPDIR"):
+    with on_disk():
         content, filename = await _read_form(request)
     try:
         record = await run_in_threadpool(_store(request).add, content.file, filename)
@@ -177,7 +163,7 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
         ApiError: 413 if it is too long.
     """
     gateway = Gateway.of(request)
-    most = min(gateway.limits.file_bytes, gateway.contents.most)
+    most = gateway.limits.file_bytes
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise ApiError(400, "the body is not multipart/form-data; give the fields purpose and file")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import redis.asyncio
@@ -15,7 +14,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from omlx_gateway.contents import Contents, FolderContents, RedisContents
 from omlx_gateway.errors import RETRY_SECONDS, ApiError
 from omlx_gateway.limits import SMALL_BODY_BYTES, Limits
 from omlx_producer import AsyncJobHandle, AsyncProducer
@@ -33,25 +31,22 @@ class Gateway:
 
     Attributes:
         blocking: a client for what runs on threads.
-        contents: the bytes of uploads.
         uploads: the right to check and upload the input of a batch, which keeps a thread busy.
     """
 
     producer: AsyncProducer
     redis: redis.asyncio.Redis
     blocking: Redis
-    contents: Contents
     limits: Limits = field(default_factory=Limits)
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_AT_ONCE))
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _held_bytes: int = 0
 
     @classmethod
-    def connect(cls, url: str, files_dir: Path | None, limits: Limits) -> Gateway:
+    def connect(cls, url: str, limits: Limits) -> Gateway:
         """A gateway with its own connections to Redis."""
         blocking = connect(url, socket_timeout=5)
-        contents = FolderContents(files_dir) if files_dir else RedisContents(blocking)
-        return cls(AsyncProducer(url), connect_async(url), blocking, contents, limits)
+        return cls(AsyncProducer(url), connect_async(url), blocking, limits)
 
     @classmethod
     def of(cls, request: Request) -> Gateway:

@@ -22,6 +22,10 @@ PRIVATE_FILE = 0o600
 WRITABLE_BY_OTHERS = 0o022
 MOST_KEY_LETTERS = 200
 
+_GONE = {
+    "rate": "gateways limit no rates; remove it, and limit them in a proxy before the gateway",
+}
+
 KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 log = logging.getLogger("omlx_gateway")
@@ -37,8 +41,6 @@ class ApiKey(BaseModel):
     Attributes:
         sha256: of the key, in hexadecimal digits.
         level: the best priority that its requests may have, and the one that they have by default.
-        rate: prompts a minute at all gateways together; any other request counts as one. None for
-            no limit.
         models: that it may use; None for all.
         admin: whether it may see and press the page, which shows and changes everybody's work.
     """
@@ -48,7 +50,6 @@ class ApiKey(BaseModel):
     name: KeyName
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     level: Priority = "high"
-    rate: Annotated[int, Field(ge=1)] | None = None
     models: tuple[ModelAlias, ...] | None = None
     admin: bool = False
 
@@ -138,11 +139,12 @@ def _read_lines(path: Path) -> tuple[list[ApiKey], list[str]]:
             key = ApiKey.model_validate_json(line)
         except ValidationError as error:
             # Without the value, which may be a key that somebody pasted.
-            problem = error.errors(include_url=False, include_input=False)[0]
+            problem = error.errors(include_url=False)[0]
             field = ".".join(map(str, problem["loc"])) or "the line"
-            problems.append(
-                f"{path}, line {number}: {field}: {problem['msg']}; mend or remove the line"
-            )
+            told = f"{problem['msg']}; mend or remove the line"
+            if field in _GONE:
+                told = f"got {problem['input']!r:.20}; {_GONE[field]}"
+            problems.append(f"{path}, line {number}: {field}: {told}")
             continue
         if keys.setdefault(key.name, key) is not key:
             problems.append(

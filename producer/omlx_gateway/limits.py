@@ -7,9 +7,7 @@ from dataclasses import dataclass
 MAX_BODY_BYTES = 64 * 2**20
 SMALL_BODY_BYTES = 64 * 2**10
 """The server holds this much of each body anyway. Only bytes beyond it count as held."""
-MAX_QUEUED = 10_000
-MAX_FILE_BYTES = 200 * 2**20
-MAX_REDIS_FILE_BYTES = 64 * 2**20
+MAX_FILE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -18,12 +16,10 @@ class Limits:
 
     Attributes:
         body_bytes: of a request, at most.
-        queued: prompts of a key that wait, at most; further requests are told to come again.
         file_bytes: of an upload, at most.
     """
 
     body_bytes: int = MAX_BODY_BYTES
-    queued: int = MAX_QUEUED
     file_bytes: int = MAX_FILE_BYTES
 
     @property

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 import httpx2
@@ -28,7 +27,6 @@ def running_gateway(
     redis_url: str,
     limits: Limits | None = None,
     app: ASGIApp | None = None,
-    files_dir: Path | None = None,
     keys: KeyFile | None = None,
     hosts: Sequence[str] = (),
 ) -> Iterator[str]:
@@ -40,7 +38,7 @@ def running_gateway(
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     server = make_server(
-        app or create_app(redis_url, limits, files_dir, keys, hosts),
+        app or create_app(redis_url, limits, keys, hosts),
         log_level="warning",
         timeout_graceful_shutdown=1,
     )

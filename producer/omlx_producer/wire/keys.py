@@ -55,9 +55,6 @@ file_key = Key("omlx:file:<id>", "hash")
 file_content_key = Key("omlx:file:<id>:content", "list")
 FILES_KEY = Key("omlx:http:files", "sorted set")
 HTTP_BATCHES_KEY = Key("omlx:http:batches", "sorted set")
-rate_key = Key("omlx:http:rate:<name>", "text")
-rows_key = Key("omlx:http:rows:<name>", "text")
-prompts_key = Key("omlx:http:waiting:<owner>", "set")
 
 KEYS = {name: key for name, key in list(globals().items()) if isinstance(key, Key)}
 """All of them, by the names that they have here and in Lua. docs/wire.md describes them."""

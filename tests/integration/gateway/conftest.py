@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from openai import OpenAI
@@ -14,16 +13,8 @@ from tests.helpers.workers import running_worker, wait_for
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The folder of the uploads of `gateway`, for tests that look at it. Else Redis has them."""
-    return tmp_path / "files"
-
-
-@pytest.fixture
-def gateway(redis_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    with_folder = "folder" in request.fixturenames
-    folder = request.getfixturevalue("folder") if with_folder else None
-    with running_gateway(redis_url, files_dir=folder) as url:
+def gateway(redis_url: str) -> Iterator[str]:
+    with running_gateway(redis_url) as url:
         yield url
 
 

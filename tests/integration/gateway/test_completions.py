@@ -403,23 +403,6 @@ def test_while_redis_is_away_the_answer_is_503(private_server: RedisServer) -> N
             assert "Redis is unavailable" in answer.json()["error"]["message"]
 
 
-@pytest.mark.usefixtures("worker")
-def test_a_prompt_is_answered_though_it_could_not_be_counted(
-    redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    rights = ["+@all", "-sadd", "~*", "&*", "(+sadd ~rq:*)"]
-    connection.execute_command("ACL", "SETUSER", "uncounted", "on", "nopass", *rights)
-    try:
-        with (
-            running_gateway(redis_url.replace("//", "//uncounted:x@")) as url,
-            OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-        ):
-            assert client.completions.create(model=ALIAS, prompt="x", max_tokens=4).choices
-    finally:
-        connection.execute_command("ACL", "DELUSER", "uncounted")
-    assert "prompts that wait are not counted" in caplog.text
-
-
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_drafted_text_is_marked_only_where_it_is_asked_for(
     gateway: str, redis_url: str, connection: Redis, is_chat: bool

@@ -1,4 +1,4 @@
-"""Without a folder, uploads are in Redis: every gateway has them, for a week."""
+"""Uploads are in Redis: every gateway has them, for a week."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 import os
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,8 +16,8 @@ from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from omlx_gateway.app import create_app
-from omlx_gateway.contents import FolderContents, RedisContents
+from omlx_gateway.contents import write
+from omlx_gateway.limits import Limits
 from omlx_producer.wire.keys import KEEP_SECONDS
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, wait_for
@@ -68,7 +67,7 @@ def test_what_a_killed_upload_left_expires_within_an_hour(connection: Redis) -> 
             return super().read(size)
 
     with pytest.raises(KeyboardInterrupt):
-        RedisContents(connection).write("file-x", Killed(bytes(2**23)))
+        write(connection, "file-x", Killed(bytes(2**23)))
     assert connection.llen("omlx:file:file-x:content") == 2
     assert 0 < connection.ttl("omlx:file:file-x:content") <= 3600
 
@@ -76,41 +75,35 @@ def test_what_a_killed_upload_left_expires_within_an_hour(connection: Redis) -> 
 def test_an_upload_longer_than_redis_takes_is_a_413_and_leaves_nothing(
     redis_url: str, connection: Redis
 ) -> None:
-    app = create_app(redis_url)
     with (
-        running_gateway(redis_url, app=app) as url,
+        running_gateway(redis_url, Limits(file_bytes=1500)) as url,
         OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client,
     ):
-        app.state.gateway.contents.most = 1500
         with pytest.raises(APIStatusError, match="longer than 1500 bytes") as refused:
             upload(client, bytes(2000))
         assert refused.value.status_code == 413
     assert not connection.keys("omlx:file*")
 
 
-@pytest.mark.parametrize("option", ["--files-dir", "TMPDIR"])
 def test_a_full_disk_is_a_507_that_names_the_folder_and_leaves_nothing(
-    client: OpenAI, folder: Path, connection: Redis, monkeypatch: pytest.MonkeyPatch, option: str
+    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of uploads; and that where an upload is until it is whole."""
-    full = {"--files-dir": folder, "TMPDIR": Path(tempfile.gettempdir())}[option]
-
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    where = "os.fsync" if option == "--files-dir" else "tempfile.SpooledTemporaryFile.write"
-    monkeypatch.setattr(where, fail)
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile.write", fail)
     with pytest.raises(APIStatusError) as refused:
         upload(client, CONTENT)
     assert refused.value.status_code == 507
-    assert f"{full}: cannot be written (No space left on device)" in refused.value.message
-    assert option in refused.value.message
+    told = f"{tempfile.gettempdir()}: cannot be written (No space left on device)"
+    assert told in refused.value.message
+    assert "TMPDIR" in refused.value.message
     assert refused.value.response.headers["x-should-retry"] == "false"
-    assert [*folder.glob("*"), *connection.keys("omlx:file*")] == []
+    assert connection.keys("omlx:file*") == []
 
 
 def test_a_record_whose_answer_is_lost_leaves_no_file_without_its_content(
-    client: OpenAI, connection: Redis, folder: Path, monkeypatch: pytest.MonkeyPatch
+    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute = Pipeline.execute
 
@@ -124,43 +117,14 @@ def test_a_record_whose_answer_is_lost_leaves_no_file_without_its_content(
     monkeypatch.setattr(Pipeline, "execute", losing)
     with pytest.raises(APIStatusError, match="the answer is lost"):
         upload(client, CONTENT)
-    assert [*folder.glob("*"), *connection.keys("omlx:file*"), *client.files.list().data] == []
+    assert [*connection.keys("omlx:file*"), *client.files.list().data] == []
 
 
-def test_what_a_killed_upload_left_goes_while_a_gateway_runs_though_its_removal_failed(
-    redis_url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clean_up, failures = FolderContents.clean_up, [OSError("no disk"), ValueError("a bug")]
-
-    def failing(contents: FolderContents) -> None:
-        if failures:
-            raise failures.pop(0)
-        clean_up(contents)
-
-    monkeypatch.setattr(FolderContents, "clean_up", failing)
-    monkeypatch.setattr("omlx_gateway.app.CLEAN_SECONDS", 0)
-    part, whole, other = (tmp_path / f"file-{name}" for name in ("a.part", "b", "c.part"))
-    with running_gateway(redis_url, files_dir=tmp_path):
-        for path in (part, whole, other):
-            path.touch()
-        for path in (part, whole):
-            os.utime(path, (0, 0))
-        wait_for(lambda: not part.exists())
-        assert {*tmp_path.iterdir()} == {whole, other}
-    first, second = (each for each in caplog.records if "cleaning up" in each.message)
-    assert first.message.endswith("no disk")
-    assert not first.exc_info
-    assert second.exc_info
-
-
-def test_a_content_that_is_elsewhere_is_a_404_with_the_remedy(
+def test_a_content_that_has_expired_is_a_404(
     client: OpenAI, gateway: str, connection: Redis
 ) -> None:
     file = upload(client, CONTENT)
     connection.delete(f"omlx:file:{file.id}:content")
     answer = httpx2.get(f"{gateway}/v1/files/{file.id}/content")
     assert answer.status_code == 404
-    assert "--files-dir" in answer.json()["error"]["message"]
+    assert "has expired" in answer.json()["error"]["message"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import socket
@@ -20,7 +19,6 @@ from redis import Redis
 
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
-from omlx_gateway.limits import Limits
 from omlx_producer.figures import PAUSED_KEY
 from omlx_producer.operate import pause_model
 from omlx_producer.wire import GenerationRequest
@@ -59,7 +57,7 @@ def test_a_key_is_shown_once_and_kept_as_a_hash_in_a_private_file(
     file: Path, add: Callable[..., str]
 ) -> None:
     first = add("ann")
-    second = add("ben", "--level", "bulk", "--rate", "60", "--models", "a,b")
+    second = add("ben", "--level", "bulk", "--models", "a,b")
     add("eve", "--admin")
     assert first != second
     text = file.read_text()
@@ -68,7 +66,6 @@ def test_a_key_is_shown_once_and_kept_as_a_hash_in_a_private_file(
         "name": "ben",
         "sha256": hash_key(second),
         "level": "bulk",
-        "rate": 60,
         "models": ["a", "b"],
         "admin": False,
     }
@@ -76,9 +73,9 @@ def test_a_key_is_shown_once_and_kept_as_a_hash_in_a_private_file(
     assert list(file.parent.iterdir()) == [file]
     listed = CliRunner().invoke(main, ["keys", "list", "--file", str(file)])
     assert listed.stdout.splitlines() == [
-        "ann  high  any rate  all models",
-        "ben  bulk  60 a minute  a, b",
-        "eve  high  any rate  all models  admin",
+        "ann  high  all models",
+        "ben  bulk  a, b",
+        "eve  high  all models  admin",
     ]
 
 
@@ -118,6 +115,10 @@ def test_two_commands_at_the_same_time_lose_no_key(file: Path, add: Callable[...
         ("{", "line 2: the line: "),
         ('{"name": "x", "sha256": "secret"}', "line 2: sha256: "),
         ('{"name": "ann", "sha256": "%s"}' % ("0" * 64), "'ann' has a line already"),
+        (
+            '{"name": "x", "sha256": "%s", "rate": 60}' % ("0" * 64),
+            "line 2: rate: got 60; gateways limit no rates; remove it, and limit them in a proxy",
+        ),
     ],
 )
 def test_a_broken_file_is_refused_by_its_line(
@@ -278,122 +279,6 @@ def test_the_same_idempotency_key_of_two_api_keys_makes_two_jobs(
             ids.append(answer.id)
     assert ids[:2] == ids[2:]
     assert ids[0] != ids[1]
-
-
-def test_the_rate_of_a_key_is_counted_at_all_gateways_together(
-    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
-) -> None:
-    slow, free = add("slow", "--rate", "3"), add("free")
-    keys = KeyFile(file)
-    with running_gateway(redis_url, keys=keys) as one, running_gateway(redis_url, keys=keys) as two:
-        codes = [
-            httpx2.get(f"{url}/v1/models", headers=bearer(slow)).status_code
-            for url in (one, two, one)
-        ]
-        assert codes == [200, 200, 200]
-        answer = httpx2.get(f"{two}/v1/models", headers=bearer(slow))
-        assert answer.status_code == 429
-        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
-        assert 1 <= int(answer.headers["retry-after"]) <= 60
-        assert httpx2.get(f"{two}/v1/models", headers=bearer(free)).status_code == 200
-        # The minute is over.
-        connection.delete("omlx:http:rate:slow")
-        assert httpx2.get(f"{two}/v1/models", headers=bearer(slow)).status_code == 200
-
-
-def test_a_key_of_one_prompt_a_minute_is_told_when_to_come_again(
-    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
-) -> None:
-    announce(connection)
-    key = add("slow", "--rate", "1")
-    with running_gateway(redis_url, keys=KeyFile(file)) as url:
-        for prompts, advice in ((["x"] * 2, "give fewer at once"), ("x", "try again in ")):
-            body = {"model": "demo", "prompt": prompts}
-            answer = httpx2.post(f"{url}/v1/completions", json=body, headers=bearer(key))
-            assert answer.status_code == 429
-            assert f"send 1 prompt a minute; {advice}" in answer.json()["error"]["message"]
-            assert ("retry-after" in answer.headers) == (prompts == "x")
-
-
-def test_the_rate_of_a_key_counts_prompts_and_apart_from_them_rows(
-    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
-) -> None:
-    announce(connection)
-    keys = [add("ann", "--rate", "60"), add("ben", "--rate", "60")]
-    row = {"url": "/v1/completions", "body": {"model": "demo", "prompt": "x"}}
-    lines = (json.dumps({**row, "custom_id": f"r{n}"}) + "\n" for n in range(1000))
-    content = "".join(lines).encode()
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(running_gateway(redis_url, keys=KeyFile(file)))
-        ann, ben = (
-            stack.enter_context(OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
-            for key in keys
-        )
-
-        def batch(client: OpenAI, **options: Any) -> str:
-            uploaded = client.files.create(file=("x", content), purpose="batch").id
-            made = client.batches.create(
-                input_file_id=uploaded,
-                endpoint="/v1/completions",
-                completion_window="24h",
-                **options,
-            )
-            return made.id
-
-        with pytest.raises(openai.RateLimitError, match="60 prompts a minute; give fewer at once"):
-            ann.completions.create(model="demo", prompt=["x"] * 61)
-        with pytest.raises(openai.RateLimitError, match="60 prompts a minute; give fewer at once"):
-            ann.embeddings.create(model="demo", input=["x"] * 61)
-        first = batch(ann)
-        with pytest.raises(openai.RateLimitError, match="60 rows a minute") as refused:
-            batch(ann)
-        assert 900 < int(refused.value.response.headers["retry-after"]) <= 1000
-        assert ann.batches.retrieve(first).status == "in_progress"
-        assert batch(ben) != first
-        # The rows fit.
-        connection.delete("omlx:http:rows:ann")
-        content = content[:-2]
-        assert ann.batches.retrieve(batch(ann)).status == "failed"
-        # None of its rows runs.
-        content += b"}\n"
-        assert ann.batches.retrieve(batch(ann)).status == "in_progress"
-
-
-@pytest.mark.slow
-def test_what_waits_counts_against_its_own_key_alone(
-    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
-) -> None:
-    announce(connection)
-    bulk, high = add("bulk", "--level", "bulk"), add("high")
-    body = {"model": "demo", "prompt": ["x", "y"]}
-    with running_gateway(redis_url, Limits(queued=2), keys=KeyFile(file)) as url:
-
-        def ask(key: str) -> int:
-            headers = {**bearer(key), "X-Omlx-Detach": "true"}
-            with contextlib.suppress(httpx2.ReadTimeout):
-                answer = httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=1)
-                return answer.status_code
-            return 0
-
-        assert [ask(bulk), ask(bulk), ask(high)] == [0, 429, 0]
-        for job in map(bytes.decode, connection.keys("rq:job:*")):
-            connection.hset(job, "status", "finished")
-        assert ask(bulk) == 0
-
-
-@pytest.mark.slow
-def test_prompts_that_have_ended_leave_room_however_many_came_at_once(
-    redis_url: str, connection: Redis
-) -> None:
-    announce(connection)
-    body = {"model": "demo", "prompt": ["x"] * 100}
-    with running_gateway(redis_url, Limits(queued=100)) as url:
-        for _ in range(3):
-            with contextlib.suppress(httpx2.ReadTimeout):
-                # Long enough for all of them to be in the queue.
-                answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=2)
-                raise AssertionError(answer.text)
-            wait_for(lambda: not queue(connection, "high").count)
 
 
 def test_keys_come_and_go_with_their_lines(

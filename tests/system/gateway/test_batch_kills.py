@@ -40,7 +40,7 @@ def states(connection: redis.Redis) -> list[tuple[bytes, int]]:
 
 
 def test_2000_rows_run_once_though_everything_is_killed(tmp_path: Path) -> None:
-    source, folder, port = tmp_path / "rows.jsonl", tmp_path / "files", free_port()
+    source, port = tmp_path / "rows.jsonl", free_port()
     write_input(source)
     with redis_server("--appendonly", "yes") as server, contextlib.ExitStack() as stack:
         connection = stack.enter_context(redis.Redis.from_url(server.url))
@@ -53,7 +53,7 @@ def test_2000_rows_run_once_though_everything_is_killed(tmp_path: Path) -> None:
 
         worker = start_worker()
         wait_for(lambda: connection.exists("omlx:models"))
-        with gateway_process(server.url, port, f"--files-dir={folder}") as gateway:
+        with gateway_process(server.url, port) as gateway:
             with source.open("rb") as stream:
                 file = client.files.create(file=stream, purpose="batch")
             asked = stack.enter_context(ThreadPoolExecutor()).submit(
@@ -68,7 +68,7 @@ def test_2000_rows_run_once_though_everything_is_killed(tmp_path: Path) -> None:
         [(state, rows)] = states(connection)
         assert state == b"uploading", f"the upload was over before the kill, with {rows} rows"
 
-        stack.enter_context(gateway_process(server.url, port, f"--files-dir={folder}"))
+        stack.enter_context(gateway_process(server.url, port))
 
         # Its client repeats it until the upload that was killed may be replaced.
         batch = asked.result(60)
