@@ -14,6 +14,7 @@ from redis import Redis
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import Row
 from omlx_producer.client.cancel import cancel_job
+from omlx_producer.client.outcome import results_key
 from omlx_producer.wire import MODELS_KEY, GenerationRequest
 from omlx_worker import cli, options
 from omlx_worker.engine.rows.row import Emission
@@ -61,6 +62,19 @@ def test_the_counts_are_those_of_what_ran(redis_url: str, connection: Redis) -> 
     assert value(after, "num_requests_running") == value(after, "jobs_held") == 0
     assert value(after, "decode_rows_total") >= value(after, "steps_total") > 0
     assert value(after, "redis_up") == value(after, "workers", model_name=ALIAS) == 1
+
+
+def test_an_end_that_redis_does_not_take_is_told_apart_from_a_request_that_is_refused(
+    redis_url: str, connection: Redis
+) -> None:
+    enqueue(connection, "")
+    full = enqueue(connection)
+    last = 2**64 - 1
+    connection.xadd(results_key(full.id), {"no": "other"}, id=f"{last}-{last}")
+    with measured_worker(redis_url) as (_, port):
+        found = wait_for(lambda: (s := scrape(port)) and value(s, "jobs_total") == 2 and s)
+    outcomes = {name: value(found, "jobs_total", outcome=name) for name in ("failed", "unwritten")}
+    assert outcomes == {"failed": 1, "unwritten": 1}
 
 
 def test_tokens_and_prompts_are_counted_exactly(redis_url: str, connection: Redis) -> None:

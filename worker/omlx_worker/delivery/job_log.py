@@ -16,7 +16,7 @@ from omlx_worker.queue.claim import Claim
 log = logging.getLogger("omlx_worker.jobs")
 
 
-BAD = ("failed", "retried", "lost", "refused", "abandoned")
+BAD = ("failed", "retried", "lost", "unwritten", "abandoned")
 
 
 class JobLog(JobObserver):

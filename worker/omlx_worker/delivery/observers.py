@@ -20,10 +20,10 @@ log = logging.getLogger("omlx_worker.delivery.observers")
 
 
 OUTCOMES = (
-    *("finished", "failed", "stopped", "retried", "given back", "lost"),
-    *("refused", "abandoned"),
+    *("finished", "failed", "stopped", "retried", "given back", "lost", "unwritten"),
+    "abandoned",
 )
-"""How a job leaves. `refused`: Redis did not take its end. `abandoned`: the worker broke."""
+"""How a job leaves. `unwritten`: Redis did not take its end. `abandoned`: the worker broke."""
 
 
 class JobObserver:

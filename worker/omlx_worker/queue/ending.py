@@ -110,7 +110,7 @@ class Commit(IntEnum):
     BEHIND = 2
     RETRIED = 3
     # Not commit.lua's: Redis refuses the call because of a value in this job's keys.
-    REFUSED = 4
+    UNWRITTEN = 4
 
     @classmethod
     def of(cls, reply: Any) -> Self:
@@ -120,4 +120,4 @@ class Commit(IntEnum):
         if passes(reply) or unfit(reply):
             raise reply
         log.error("Redis refuses to end a job: %s", reply)
-        return cls(cls.REFUSED)
+        return cls(cls.UNWRITTEN)
