@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import resource
 import socket
+import time
 from collections.abc import Iterator
-from typing import Any
+from http import HTTPStatus
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
@@ -20,25 +23,62 @@ MAX_HEADER_BYTES = 64 * 2**10
 GRACE_SECONDS = 10
 """For open answers, after the signal to stop."""
 OPEN_FILES = 10_240
-"""Each connection is one. The most that macOS grants to a process without a hard limit."""
+"""The most that macOS grants to a process without a hard limit."""
+ACCEPTED_AT_ONCE = 32
+"""By asyncio, before it calls a protocol. If there are no files left it logs each as an error."""
+WAITING_CONNECTIONS = 2048
+SPARE_FILES = 4 * ACCEPTED_AT_ONCE + 72
+"""For connections that are accepted and not refused yet, for uploads, and for Redis."""
+REMINDER_SECONDS = 60.0
+
+_RAISE = "the limit of open files (ulimit -n) allows no more; raise it, or close some"
+
+log = logging.getLogger("omlx_gateway")
 
 
 class OneAnswer(H11Protocol):
     """Answers what is no HTTP with a 400, unless the application has begun to answer.
 
     The break may come in the middle of a body, while the application reads it or afterwards.
+    A connection for which files may be missing is answered with a 503.
     """
 
+    _told_at: ClassVar = -REMINDER_SECONDS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if (others := len(self.connections) - 1) < most_connections():
+            return
+        if (now := time.monotonic()) - OneAnswer._told_at >= REMINDER_SECONDS:
+            OneAnswer._told_at = now
+            log.warning("%d connections are open, and %s; others get a 503", others, _RAISE)
+        told = f"this gateway has {others} connections, and {_RAISE}; try again later"
+        self._refuse(ApiError(503, told, "server_error", "too_many_connections"))
+
     def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg))
+
+    def _refuse(self, error: ApiError) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            answer = ApiError(400, msg, headers={"Connection": "close"}).response
-            head = h11.Response(status_code=400, reason="Bad Request", headers=answer.raw_headers)
+            error.headers["Connection"] = "close"
+            answer, reason = error.response, HTTPStatus(error.status).phrase
+            head = h11.Response(status_code=error.status, reason=reason, headers=answer.raw_headers)
             for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Accepts few connections at once, and lets many wait for it."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            # The server's backlog is both.
+            each.listen(WAITING_CONNECTIONS)
 
 
 def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
@@ -53,12 +93,13 @@ def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
         "server_header": False,
         "http": OneAnswer,
         "ws": "none",
+        "backlog": ACCEPTED_AT_ONCE,
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
     }
     # It quotes bytes of uploads that it cannot read.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    return uvicorn.Server(uvicorn.Config(app, **(config | options)))
+    return Server(uvicorn.Config(app, **(config | options)))
 
 
 def listen(host: str, port: int) -> Iterator[socket.socket]:
@@ -72,6 +113,13 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         # Its connections inherit it. A client whose machine is gone would else hold its body here.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         yield listening
+
+
+def most_connections() -> int:
+    """How many the limit of open files allows: one for each, and one for what it asks Redis."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    return max(1, (soft - SPARE_FILES) // 2)
 
 
 def allow_open_files() -> None:

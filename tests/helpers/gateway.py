@@ -58,16 +58,22 @@ def running_gateway(
 
 @contextlib.contextmanager
 def gateway_process(
-    url: str, port: int, *options: str, stderr: IO[bytes] | None = None, files: int | None = None
+    url: str,
+    port: int,
+    *options: str,
+    stderr: IO[bytes] | None = None,
+    files: int | None = None,
+    most_files: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A gateway as a process of its own, killed when the block ends.
 
     Args:
         files: that it may open, until it allows itself more.
+        most_files: that it may allow itself.
     """
     code = "from omlx_gateway.cli import main; main()"
     if files is not None:
-        hard = "resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
+        hard = most_files or "resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
         limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {hard}))"
         code = f"import resource; {limit}; {code}"
     arguments = ["--port", str(port), "--redis-url", url, *options]

@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -20,22 +21,37 @@ from omlx_gateway.limits import Limits
 from omlx_producer.wire.json_limits import read_json
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import announce
-from tests.helpers.gateway import gateway_process, running_gateway
+from tests.helpers.gateway import gateway_process, is_healthy, running_gateway
 from tests.helpers.workers import ALIAS, queue, wait_for
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-def test_idle_connections_beyond_the_soft_limit_of_files_leave_the_gateway_at_work(
-    redis_url: str,
+def test_idle_connections_beyond_the_limits_of_files_leave_the_gateway_at_work(
+    redis_url: str, tmp_path: Path
 ) -> None:
+    log, port = tmp_path / "log", free_port()
     with (
-        gateway_process(redis_url, port := free_port(), files=64),
+        log.open("wb") as stream,
+        gateway_process(redis_url, port, stderr=stream, files=64, most_files=600) as gateway,
         contextlib.ExitStack() as stack,
     ):
+
+        def connect() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+
         for _ in range(180):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        assert httpx2.get(f"http://127.0.0.1:{port}/health", timeout=20).status_code == 200
+            connect()
+        assert is_healthy(port, gateway), "beyond the soft limit"
+        last = [connect() for _ in range(500)][-1]
+        refusal = b"".join(iter(partial(last.recv, 65_536), b""))
+        head, _, body = refusal.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 "), "beyond the hard one"
+        assert "ulimit -n" in json.loads(body)["error"]["message"]
+        stack.close()
+        wait_for(lambda: is_healthy(port, gateway))
+    [line] = log.read_text().splitlines()[1:]
+    assert "connections are open" in line
 
 
 def test_long_bodies_are_held_together_up_to_a_limit_until_they_are_jobs(
