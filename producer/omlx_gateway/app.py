@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from omlx_gateway.access import KeyCheck, SiteCheck
 from omlx_gateway.batches import shrink_indexes
@@ -88,6 +90,14 @@ async def _answer_nobody(_: Request, __: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     """404 and 405 of the router, in OpenAI's form."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.scope['path'][:200]}: {error.detail}"
-    headers = dict(error.headers or {})
-    return ApiError(error.status_code, message, headers=headers).response
+    path = request.scope["path"][:200]
+    here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    if here:
+        allowed = ", ".join(sorted({each for route in here for each in route.methods or ()}))
+        headers, told = {"Allow": allowed}, f"no {request.method} here; give {allowed}"
+    else:
+        paths = [route.path for route in routes if route.path.startswith("/v1/")]
+        [near] = difflib.get_close_matches(path, paths, n=1) or ["one that docs/http.md names"]
+        headers, told = {}, f"no such path; give {near} (the base URL ends in /v1)"
+    answer = ApiError(error.status_code, f"{request.method} {path}: {told}", headers=headers)
+    return answer.response

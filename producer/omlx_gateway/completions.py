@@ -103,7 +103,12 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         body["cache_salt"] = salt = own_salt(owner, body.get("cache_salt"))
         streams = body.get("stream") is True
         form = JobStream(own == "messages", str(model or ""), _stream_options(body))
-        last = request.headers.get("last-event-id") if streams else None
+        last = request.headers.get("last-event-id")
+        if last and not streams:
+            told = (
+                f"got {last!r:.80}, and no stream is asked for; give stream: true, or leave it out"
+            )
+            raise ApiError(400, f"Last-Event-ID: {told}")
         if not last:
             if ranking:
                 bodies = ranking.chats(salt)

@@ -103,7 +103,7 @@ def test_an_example_runs(
         (
             "bulk",
             ["nofile.txt", "out.jsonl"],
-            "bulk.py: nofile.txt: there is no such file; give an input, or - for stdin",
+            "bulk.py: nofile.txt: there is no such file; give the path of a file",
         ),
     ],
 )

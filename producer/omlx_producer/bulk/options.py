@@ -154,7 +154,7 @@ class RunOptions(Shape):
             raise InvalidRequest(
                 None,
                 f"{path}: has results of other options ({', '.join(changed)})",
-                "give those again, or another output, or --replace, which keeps a copy",
+                "give those again, or another output, or replace, which keeps a copy",
             )
         return True
 
@@ -203,4 +203,4 @@ def require_input(name: str, kind: Format) -> None:
         raise InvalidRequest(None, "-: Parquet cannot be read from stdin", "give a file")
     if name != "-" and not Path(name).is_file():
         problem = "is no regular file" if Path(name).exists() else "there is no such file"
-        raise InvalidRequest(None, f"{name}: {problem}", "give an input, or - for stdin")
+        raise InvalidRequest(None, f"{name}: {problem}", "give the path of a file")

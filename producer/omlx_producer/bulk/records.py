@@ -68,12 +68,14 @@ class Record:
     Attributes:
         value: with a problem, what could be read; None if nothing.
         takes: whether the problem has taken lines that may be other rows.
+        remedy: for an input whose first records all have this problem.
     """
 
     line: int
     value: str | dict[str, Any] | None
     problem: str = ""
     takes: bool = False
+    remedy: str = ""
 
 
 def format_of(name: str) -> Format:
@@ -89,7 +91,9 @@ def format_of(name: str) -> Format:
         raise InvalidRequest(None, f"{name}: is a spreadsheet", "save it as CSV")
     if suffix not in _SUFFIXES:
         raise InvalidRequest(
-            None, f"{name}: the suffix does not name a format", f"give --format {'|'.join(FORMATS)}"
+            "format",
+            f"missing, and {name} has no suffix that names it",
+            f"give {', '.join(FORMATS)}",
         )
     return _SUFFIXES[suffix]
 
@@ -328,10 +332,8 @@ def _parsed(number: int, text: str) -> Record:
     except RecursionError:
         return Record(number, None, "nested too deeply")
     except ValueError as error:
-        hint = "; give --format csv for a CSV, or --format text for a prompt a line"
-        if text.lstrip().startswith("{"):
-            hint = ""
-        return Record(number, None, f"not JSON ({error}){hint}")
+        other = "" if text.lstrip().startswith("{") else "or give the format csv or text"
+        return Record(number, None, f"not JSON ({error}); write an object a line", remedy=other)
     if not isinstance(value, dict):
         return Record(number, None, 'not a JSON object; write one, as in {"prompt": "Hi"}')
     return Record(number, value)
@@ -366,7 +368,7 @@ def _read_csv_text(text: IO[str], delimiter: str | None) -> Iterator[Record]:
         raise InvalidRequest(
             None,
             f"the CSV input's first line, which must name the columns, is not CSV ({error})",
-            "correct it, or name what is between the cells with --delimiter",
+            "correct it, or give what is between the cells as the delimiter",
         ) from None
     if not columns:
         raise InvalidRequest(None, "the CSV input is empty", "its first line must name the columns")

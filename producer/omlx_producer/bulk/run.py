@@ -240,7 +240,7 @@ def _require_failed(options: RunOptions, source: Input, target: Output) -> None:
         raise InvalidRequest(
             None,
             f"{options.input}: holds none of the rows that failed in {target.path}",
-            "give the input of that run with --input",
+            "give the input of that run",
         )
     if source.seen.unrun and not source.seen.failed:
         rows = left_text(source.seen.unrun, "not run")

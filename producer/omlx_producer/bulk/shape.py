@@ -227,7 +227,7 @@ class RowMaker:
         self._default_model = default_model
         self._require_known = require_known_model
         if kind == "text":
-            self._require_no_columns("a text input has no columns", "give --format csv")
+            self._require_no_columns("a text input has no columns", "give the format csv")
         self._batch_lines = kind == "jsonl" and shape.template is None
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
         fields = self._text_fields("x", chat=not shape.raw) | {"model": "x"}
@@ -260,7 +260,8 @@ class RowMaker:
         records = iter(records)
         first = list(itertools.islice(records, FIRST_ROWS))
         if first and all(record.problem for record in first):
-            raise InvalidRequest(None, f"line {first[0].line}: {first[0].problem}")
+            told = f"line {first[0].line}: {first[0].problem}"
+            raise InvalidRequest(None, told, first[0].remedy)
         values = [record.value for record in first if isinstance(record.value, dict)]
         if values:
             self._require_columns({column: None for value in values for column in value})
@@ -329,7 +330,7 @@ class RowMaker:
                     None,
                     f"the input holds no OpenAI Batch lines: it has {known}, not body, messages or "
                     "prompt",
-                    "for objects of your own give --template",
+                    "for objects of your own give a template",
                 )
             return
         for column in self._template.columns:
@@ -351,7 +352,7 @@ class RowMaker:
             raise InvalidRequest(
                 "raw" if self._shape.raw else "system",
                 "OpenAI Batch lines have their own messages or prompts",
-                "leave it out, or give --template for other objects",
+                "leave it out, or give a template for other objects",
             )
 
     def make(self, record: Record) -> Row | BadRow:

@@ -136,6 +136,18 @@ def test_a_wrong_input_fails_with_the_numbers_of_its_lines(client: OpenAI) -> No
 
 
 @pytest.mark.usefixtures("known_model")
+def test_a_file_that_holds_no_json_is_told_of_no_options_of_commands(client: OpenAI) -> None:
+    file = client.files.create(file=("x", b"name\nAnn\n"), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=ENDPOINT, completion_window=WINDOW
+    )
+    assert batch.errors
+    told = [error.message for error in batch.errors.data or ()]
+    problem = "not JSON (Expecting value: line 1 column 1 (char 0)); write an object a line"
+    assert told == [f"line {number}: {problem}" for number in (1, 2)]
+
+
+@pytest.mark.usefixtures("known_model")
 def test_no_row_stays_of_a_batch_whose_last_row_is_wrong(
     client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,9 @@ from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, add_key
 from omlx_gateway.routes import routes
 from omlx_producer import MalformedResult
+from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import error_of, running_gateway
+from tests.helpers.workers import queue
 
 SECRET = "the text of a prompt"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -145,6 +147,32 @@ def faulty(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(files, "owner_of", refuse)
     with running_gateway(redis_url) as url:
         yield url
+
+
+def test_a_path_or_a_method_that_is_wrong_is_told_with_the_right_one(gateway: str) -> None:
+    for method, path, told in (
+        ("POST", "/chat/completions", "no such path; give /v1/chat/completions (the base URL ends"),
+        ("GET", "/models", "no such path; give /v1/models (the base URL ends in /v1)"),
+        ("POST", "/v1/v1/completions", "no such path; give /v1/completions (the base URL"),
+        ("GET", "/nothing", "no such path; give one that docs/http.md names"),
+        ("GET", "/v1/chat/completions", "no GET here; give POST"),
+        ("PUT", "/v1/files", "no PUT here; give GET, HEAD, POST"),
+    ):
+        answer = httpx2.request(method, gateway + path)
+        assert f"{method} {path}: {told}" in error_of(answer)["message"]
+
+
+def test_an_event_to_go_on_from_needs_a_stream(gateway: str, connection: Redis) -> None:
+    """Else the request would run again, and its answer begin anew."""
+    announce(connection)
+    body = {"model": "demo", "prompt": "x"}
+    headers = {"Last-Event-ID": "nope"}
+    answer = httpx2.post(f"{gateway}/v1/completions", json=body, headers=headers, timeout=5)
+    assert answer.status_code == 400
+    assert error_of(answer)["message"] == (
+        "Last-Event-ID: got 'nope', and no stream is asked for; give stream: true, or leave it out"
+    )
+    assert not queue(connection, "high").count
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/files"])

@@ -175,7 +175,7 @@ def test_rows_are_counted_without_a_worker(batch: Batch, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["none.csv", "-o", "out.csv"], "none.csv: there is no such file; give an input, or - "),
+        (["none.csv", "-o", "out.csv"], "none.csv: there is no such file; give the path"),
         (["rows.csv"], "--output: missing; say where results go"),
         (["rows.csv", "-o", "rows.csv", "--template", "{text}"], "rows.csv: would write over"),
         (

@@ -154,7 +154,7 @@ def test_an_input_that_is_no_file_is_told(run: Run, tmp_path: Path) -> None:
     code, said = told(run, "run", str(tmp_path), "--format", "text", "--dry-run")
     assert (code, said) == (
         2,
-        f"omlx-submit: {tmp_path}: is no regular file; give an input, or - for stdin",
+        f"omlx-submit: {tmp_path}: is no regular file; give the path of a file",
     )
 
 

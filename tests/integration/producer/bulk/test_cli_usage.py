@@ -69,7 +69,7 @@ def test_an_output_that_has_rows_of_another_input_is_pointed_out(run: Run, tmp_p
         (["run", "rows.jsonl"], "--output: missing"),
         (["run", "rows.jsonl", "-o", "o.jsonl", "--detach"], "does not go with --detach"),
         (["run", "none.jsonl", "-o", "out.jsonl"], "none.jsonl: there is no such file"),
-        (["run", "rows.dat", "-o", "out.jsonl"], "give --format"),
+        (["run", "rows.dat", "-o", "out.jsonl"], "--format: missing, and rows.dat has no suffix"),
         (["run", "rows.jsonl", "-o", "rows.jsonl"], "would write over the input"),
         (["run", "rows.jsonl", "-o", "no/out.jsonl"], "there is no folder no"),
         (

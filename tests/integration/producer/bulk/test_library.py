@@ -62,6 +62,35 @@ def test_a_cancel_by_somebody_else_is_an_error_of_its_own(
     assert waiting(connection) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "sentence"),
+    [
+        ("no.csv", None, {}, "no.csv: there is no such file; give the path of a file"),
+        ("rows.dat", "x", {}, "format: missing, and rows.dat has no suffix that names it; give j"),
+        ("rows.jsonl", "name\nAnn", {}, "; write an object a line; or give the format csv or text"),
+        ("rows.jsonl", '{"name": "Ann"}', {}, "for objects of your own give a template"),
+        ("rows.txt", "Ann", {"template": "{a}"}, "leave it out, or give the format csv"),
+        ("rows.csv", 'a"b,"c\n', {}, "or give what is between the cells as the delimiter"),
+    ],
+)
+def test_a_program_is_told_of_no_options_of_commands(
+    producer: Producer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str | None,
+    arguments: Any,
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_text(content)
+    with pytest.raises(InvalidRequest) as refused:
+        producer.run(name, "out.jsonl", **arguments)
+    assert sentence in str(refused.value)
+    assert "--" not in str(refused.value)
+
+
 class Frame:
     """What a frame of polars does."""
 
