@@ -262,7 +262,7 @@ class Producer:
         [4, 4]
 
         Args:
-            model: may be left out if workers serve exactly one.
+            model: may be left out if workers serve exactly one of embeddings.
             dimensions: numbers of a vector; by default all that it has.
             timeout: see `result`; for each job of up to 64 texts.
 

@@ -91,7 +91,7 @@ class RunOptions(Shape):
         if earlier is not None and earlier.default_model is not None:
             return self.model_copy(update={"default_model": earlier.default_model})
         with contextlib.suppress(InvalidRequest):
-            return self.model_copy(update={"default_model": only_model(models)})
+            return self.model_copy(update={"default_model": only_model(models, vectors=self.embed)})
         return self
 
     @classmethod

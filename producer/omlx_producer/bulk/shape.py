@@ -278,7 +278,9 @@ class RowMaker:
         if not self._batch_lines or not isinstance(value, dict):
             return False
         body = value.get("body", value)
-        return isinstance(body, dict) and body.get("model") is not None
+        if not isinstance(body, dict):
+            return False
+        return body.get("model") is not None or value.get("url") == EMBEDDINGS_URL
 
     def _refuse_lost(self, records: Iterable[Record]) -> None:
         empty, line = Counter[str](), 0
@@ -453,6 +455,8 @@ class RowMaker:
         fields.pop("stream", None)
         if model is not None:
             fields["model"] = model
+        elif fields.get("model") is None and fields.get("input") is not None:
+            fields["model"] = only_model(self._models, vectors=True)
         elif fields.get("model") is None:
             fields["model"] = self._only_model()
         return fields, columns
@@ -500,7 +504,7 @@ class RowMaker:
         return fields
 
     def _only_model(self) -> str:
-        return self._default_model or only_model(self._models)
+        return self._default_model or only_model(self._models, vectors=self._shape.embed)
 
     def _chats(self, model: str) -> bool:
         """Whether a text goes to a model as a message."""

@@ -80,7 +80,7 @@ def submit(
         fail(INVALID, "PROMPT: is empty; give text")
     with open_producer(redis_url) as producer:
         models = producer.models()
-        model = model or only_model(models)
+        model = model or only_model(models, vectors=False)
         needed = system is not None or sampling["tools"] is not None
         chat = not raw and (needed or takes_chats(models, model))
         fields = text_fields(text, chat=chat, system=system) | given(sampling) | {"model": model}

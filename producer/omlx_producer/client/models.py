@@ -53,12 +53,18 @@ def _warn(alias: str) -> None:
     log.warning("ignoring the entry %r of %s, which is not a model", alias, MODELS_KEY)
 
 
-def only_model(models: Mapping[str, ModelInfo]) -> str:
+def only_model(models: Mapping[str, ModelInfo], *, vectors: bool) -> str:
     """The model of a request that names none: the only one, or the only one that workers serve.
+
+    Models of the other kind do not count, if there are others.
+
+    Args:
+        vectors: whether the request asks for vectors.
 
     Raises:
         InvalidRequest: if there is no such model.
     """
+    models = {n: info for n, info in models.items() if bool(info.vector_size) is vectors} or models
     latest = max((info.announced_at for info in models.values()), default=0.0)
     recent = [n for n, info in models.items() if latest - info.announced_at < RECENT_SECONDS]
     if len(recent) == 1:
@@ -175,7 +181,8 @@ def _parse(given: Fields, models: Mapping[str, ModelInfo]) -> GenerationRequest:
     if isinstance(given, GenerationRequest):
         return given
     if isinstance(given, Mapping) and given.get("model") is None:
-        given = {**given, "model": only_model(models)}
+        vectors = given.get("input") is not None
+        given = {**given, "model": only_model(models, vectors=vectors)}
     return GenerationRequest.parse(given)
 
 

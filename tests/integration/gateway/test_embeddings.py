@@ -116,3 +116,23 @@ def test_rows_of_batches_have_vectors_as_base64(client: OpenAI) -> None:
     ]
     assert isinstance(told[0][0], str)
     assert told[2] == VECTORS[:1]
+
+
+@pytest.mark.usefixtures("embedder")
+def test_beside_a_model_of_text_no_model_needs_a_name(
+    gateway: str, redis_url: str, connection: Redis
+) -> None:
+    with running_worker(redis_url, model_alias="text"):
+        wait_for(lambda: connection.hexists("omlx:models", "text"))
+        asked = {
+            "chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+            "completions": {"prompt": "x"},
+            "responses": {"input": "x"},
+            "embeddings": {"input": "x"},
+        }
+        answers = {
+            path: httpx2.post(f"{gateway}/v1/{path}", json=body, timeout=20).json()
+            for path, body in asked.items()
+        }
+    models = {path: answer.get("model", answer) for path, answer in answers.items()}
+    assert models == {**dict.fromkeys(asked, "text"), "embeddings": ALIAS}

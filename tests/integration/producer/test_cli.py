@@ -305,6 +305,13 @@ def test_a_prompt_may_be_the_name_of_a_command(run: Run, served: dict[str, Any])
     assert user_text(served) == "-1 is"
 
 
+def test_a_model_of_vectors_beside_that_of_text_need_not_be_told_apart(
+    run: Run, connection: redis.Redis
+) -> None:
+    announce(connection, "vectors", vector_size=4)
+    assert run("--detach", "x").exit_code == 0
+
+
 def test_detach_prints_the_id_and_leaves(run: Run, connection: redis.Redis) -> None:
     job_id = run("--detach", "x").stdout.strip()
     assert connection.exists(f"rq:job:{job_id}")

@@ -155,6 +155,18 @@ def test_among_several_models_one_must_be_named(
         producer.submit(prompt="x")
 
 
+def test_a_model_of_text_and_one_of_vectors_each_have_their_own_requests(
+    connection: redis.Redis, producer: Producer
+) -> None:
+    announce(connection, "vectors", at=1e9 + 3600, vector_size=4)
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    jobs = producer.submit_many([{"prompt": "x"}, {"input": "x"}, chat])
+    assert [job.queue.split(":")[1] for job in jobs] == ["demo", "vectors", "demo"]
+    announce(connection, "more-vectors", at=1e9 + 3600, vector_size=4)
+    with pytest.raises(InvalidRequest, match=r"several; give one of more-vectors, vectors$"):
+        producer.embed(["x"])
+
+
 def test_of_several_models_the_only_one_that_is_still_served_is_the_default(
     connection: redis.Redis, producer: Producer
 ) -> None:

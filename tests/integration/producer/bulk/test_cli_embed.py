@@ -18,7 +18,7 @@ from omlx_producer.cli.main import cli
 from omlx_producer.wire.embedding import read_vector
 from tests.helpers.bulk_runs import errors, lines, wait_for_model, write_jsonl
 from tests.helpers.fake_engine import CONTEXT, vector_of
-from tests.helpers.workers import ALIAS, running_worker
+from tests.helpers.workers import ALIAS, running_worker, wait_for
 from tests.integration.producer.bulk.conftest import Run
 
 SIZE = 4
@@ -199,3 +199,21 @@ def test_a_job_for_vectors_has_no_text_to_print(run: Run, redis_url: str, comman
     sentence = f"{job.id}: made vectors and no text; give --json to omlx-submit result {job.id}"
     assert shown.stderr == f"omlx-submit: {sentence}\n"
     assert json.loads(run("result", job.id, "--json").stdout)["object"] == "list"
+
+
+@pytest.mark.usefixtures("embedder")
+def test_beside_a_model_of_text_no_model_needs_a_name(
+    run: Run, redis_url: str, connection: redis.Redis
+) -> None:
+    asked = {"embeddings": {"input": "x"}, "completions": {"prompt": "x"}}
+    rows = [{"custom_id": url, "url": f"/v1/{url}", "body": body} for url, body in asked.items()]
+    write_jsonl(Path("rows.jsonl"), rows)
+    with running_worker(redis_url, model_alias="text"):
+        wait_for(lambda: connection.hexists("omlx:models", "text"))
+        done = [
+            run("embed", "texts.txt", "-o", "vectors.npy"),
+            run("run", "texts.txt", "-o", "texts.csv"),
+            run("run", "rows.jsonl", "-o", "out.jsonl"),
+        ]
+    assert [each.exit_code for each in done] == [0, 0, 0], [each.stderr for each in done]
+    assert np.load("vectors.npy").shape == (100, SIZE)
