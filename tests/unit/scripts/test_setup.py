@@ -22,6 +22,10 @@ esac
 """
 
 
+HEADER = "mlx/include/mlx/backend/cpu/compiled_preamble.h"
+COMPILER = 'for word; do last=$word; done; echo text > "$last"'
+
+
 class Checkout:
     """A folder with scripts/setup, and stand-ins for Python as the only ones on the path."""
 
@@ -32,6 +36,7 @@ class Checkout:
         self._bin.mkdir()
         for tool in ("bash", "sh", "dirname", "rm", "mkdir", "cp", "touch"):
             (self._bin / tool).symlink_to(str(shutil.which(tool)))
+        self.header = folder / ".venv/lib/python3.12/site-packages" / HEADER
         self.venv_python = folder / ".venv/bin/python"
         self.project = folder / "pyproject.toml"
         self.project.touch()
@@ -40,6 +45,10 @@ class Checkout:
         for name in names:
             (self._bin / name).write_text(PYTHON)
             (self._bin / name).chmod(0o755)
+
+    def add_tool(self, name: str, program: str) -> None:
+        (self._bin / name).write_text(f"#!/bin/sh\n{program}\n")
+        (self._bin / name).chmod(0o755)
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -122,3 +131,25 @@ def test_a_changed_project_is_installed_into_the_same_environment(checkout: Chec
     os.utime(checkout.project, (later, later))
     assert checkout.run().returncode == 0
     assert checkout.calls() == ["pip 0"]
+
+
+@pytest.mark.parametrize(
+    ("system", "compiler", "made"),
+    [
+        ("Linux", COMPILER, True),
+        ("Linux", f"{COMPILER}; echo 'no such option' >&2; exit 1", False),
+        ("Darwin", COMPILER, False),
+    ],
+)
+def test_an_environment_of_an_earlier_version_gets_the_compiled_header(
+    checkout: Checkout, system: str, compiler: str, made: bool
+) -> None:
+    checkout.add("python3")
+    checkout.run()
+    checkout.header.parent.mkdir(parents=True)
+    checkout.header.touch()
+    checkout.add_tool("g++", compiler)
+    checkout.add_tool("uname", f"echo {system}")
+    told = checkout.run()
+    assert (told.returncode, "no such option" in told.stderr) == (0, False)
+    assert checkout.header.with_name("compiled_preamble.h.gch").exists() == made
