@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import json
 import os
 import pty
@@ -14,9 +15,11 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -31,7 +34,8 @@ from omlx_producer.wire import (
     Usage,
     events_key,
 )
-from omlx_worker.demo.run import Show, Shown, draw_table, figures
+from omlx_worker.demo import run
+from omlx_worker.demo.run import Show, Shown, draw_table, figures, wait_until_ready
 
 
 def shown(number: int, generated: str = "", tokens: int = 7) -> Shown:
@@ -73,6 +77,24 @@ def drawn(show: Show, width: int = 80, height: int = 24) -> str:
     output = io.StringIO()
     Console(file=output, width=width, height=height).print(show.draw(width, height))
     return output.getvalue()
+
+
+def test_workers_that_load_are_waited_for_as_long_as_they_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    announced = iter(({}, {"a": True, "b": False}, {"a": False, "b": False}))
+    monkeypatch.setattr(
+        run,
+        "read_workers",
+        lambda *_: [
+            SimpleNamespace(name=name, is_loading=loading)
+            for name, loading in next(announced).items()
+        ],
+    )
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=1000).__next__)
+    workers: Any = {"a": FakeWorker(97), "b": FakeWorker(98)}
+    wait_until_ready(workers, cast("redis.Redis", None))
+    assert next(announced, None) is None
 
 
 def test_drafted_parts_of_a_text_are_kept_apart() -> None:

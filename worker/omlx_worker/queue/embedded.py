@@ -24,7 +24,8 @@ from redis.exceptions import BusyLoadingError, RedisError
 from omlx_producer.connection import LEAST_VERSION
 
 USUAL_PORT = 6379
-START_SECONDS = 10.0
+# Far more than a start takes on a busy machine: a server that fails ends by itself.
+START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 # A server whose worker was killed ends within this time.
 LOCK_SECONDS = 3.0
