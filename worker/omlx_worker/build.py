@@ -65,6 +65,7 @@ def load_engine(settings: WorkerSettings, tell: Tell = lambda _: None) -> Decodi
 
     loader = _loader()
     release()
+    loader.choose_fusion(settings.model)
     engine: DecodingEngine = loader.load_engine(
         settings.model,
         max_rows=settings.most_rows,

@@ -26,6 +26,7 @@ from omlx_worker.build import load_engine
 from omlx_worker.engine.rows.interface import ModelError, Tell
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
+from tests.helpers.checkpoints import write_llama
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.helpers.workers import enqueue, loads, queue, status, wait_for
@@ -392,9 +393,10 @@ def test_a_model_whose_path_is_no_alias_needs_one() -> None:
     assert WorkerSettings(model=path, model_alias="mine").alias == "mine"
 
 
-def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None:
-    with pytest.raises(ModelError, match=r"got 1\.0 MiB, but .* take \d+\.\d MiB"):
-        load_engine(WorkerSettings(model="demo", memory_limit=ByteSize(2**20)))
+def test_a_memory_limit_below_the_weights_is_refused_with_both_figures(tmp_path: Path) -> None:
+    model = str(write_llama(tmp_path))
+    with pytest.raises(ModelError, match=r"got 1 KiB, but .* take \d+ KiB"):
+        load_engine(WorkerSettings(model=model, memory_limit=ByteSize(2**10)))
 
 
 @pytest.mark.slow

@@ -24,7 +24,13 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.kernels.contest import HERE, Result
 from omlx_worker.engine.loading.checkpoint import resolve
 from omlx_worker.engine.loading.graft import Graft
-from omlx_worker.engine.loading.loader import context_length, decoder_of, load, load_draft_model
+from omlx_worker.engine.loading.loader import (
+    choose_fusion,
+    context_length,
+    decoder_of,
+    load,
+    load_draft_model,
+)
 from omlx_worker.engine.ragged.footprint import budget
 
 DEEPEST = 3
@@ -69,6 +75,7 @@ class Benchmark:
         graft: Graft | None = None,
     ) -> None:
         self.figures: list[Measured] = []
+        choose_fusion(model)
         network, tokenizer, config = load(resolve(model), graft=graft)
         if context + plan.tokens > (most := context_length(config)):
             raise BenchError(

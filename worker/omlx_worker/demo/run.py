@@ -157,16 +157,11 @@ class Worker:
     """``omlx-worker run`` with the demo model, as a child, so that it can be killed."""
 
     def __init__(self, name: str, url: str, folder: Path) -> None:
-        import mlx.core as mx
-
         self._name = name
         self._log = folder / f"{name}.log"
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(PREFIX)
         }
-        if mx.default_device() == mx.cpu:
-            # The compiler takes most of a minute for a model that gains little from it.
-            environment["MLX_DISABLE_COMPILE"] = "1"
         options = {
             **{"model": "demo", "model-alias": ALIAS, "name": name, "redis-url": url},
             # The demo shows drafts, also where they do not pay.

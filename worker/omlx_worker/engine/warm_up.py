@@ -16,6 +16,8 @@ their tokens                         16, 32, 48, 64, 96 and 128 a row, see `Firs
 The shapes of one row up to 256 positions, which the first job needs, come before the worker says
 that it is ready. What else rows meet is traced where they meet it; kernels run in borrowed forms
 there, and are compared while the worker idles, see `Contest`. Their verdicts are kept on disk.
+
+Where `mx.compile` is off nothing is traced, and the list is empty.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
+from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.ragged import first_windows
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -102,7 +105,8 @@ class WarmUp:
         self._decoder = decoder
         self._contest = contest
         self._most, self._met = max_rows, min(max_rows, FIRST_ROWS)
-        self._left = shapes(self._met)
+        self._traces = compiles()
+        self._left = self._shapes()
         self._depths = changing(depths_of(decoder.max_depth, decoder.own_depth))
         self._running: Generator[None] | None = None
 
@@ -130,7 +134,7 @@ class WarmUp:
                 self._go_on()
             elif not first and self._contest.decide_next():
                 self._decoder.retrace()
-                self._left = shapes(self._met)
+                self._left = self._shapes()
         except Exception:
             log.exception("the warm-up ends: steps are traced where rows meet them")
             self._left.clear()
@@ -144,14 +148,17 @@ class WarmUp:
     def met(self, slots: int) -> None:
         """A step has had so many slots: the list has what as many rows need."""
         if slots > self._met < self._most:
-            listed, self._met = shapes(self._met), min(slots, self._most)
-            self._left += [shape for shape in shapes(self._met) if shape not in listed]
+            listed, self._met = self._shapes(), min(slots, self._most)
+            self._left += [shape for shape in self._shapes() if shape not in listed]
 
     def stop(self) -> None:
         """Drop the rows: others come. The shape is begun anew later."""
         if self._running is not None:
             self._running.close()
             self._running = None
+
+    def _shapes(self) -> list[Shape]:
+        return shapes(self._met) if self._traces else []
 
     def _go_on(self) -> None:
         if self._running is None:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
+VARIABLE = "MLX_DISABLE_COMPILE"
+"""MLX reads it: `mx.compile` compiles nothing if it is set."""
+
 
 def compiles() -> bool:
     """Whether `mx.compile` compiles: not on a CPU without g++, nor when it is turned off.

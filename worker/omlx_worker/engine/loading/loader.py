@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,10 @@ from omlx_producer.errors import one_line
 from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import SerialDecoder
-from omlx_worker.engine.kernels.compiling import compiles
+from omlx_worker.engine.kernels.compiling import VARIABLE, compiles
 from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
-from omlx_worker.engine.loading.checkpoint import Original, resolve
+from omlx_worker.engine.loading.checkpoint import DEMO, Original, resolve
 from omlx_worker.engine.loading.drafters import (
     DRAFT_MODEL,
     assistant_hint,
@@ -56,6 +57,26 @@ CONTEXT_NAMES = (
     *("max_position_embeddings", "n_positions", "model_max_length"),
     *("max_seq_len", "max_sequence_length", "seq_length", "n_ctx"),
 )
+
+
+def choose_fusion(model: str) -> None:
+    """Let `mx.compile` fuse the steps of a model, but not of the demo model on a CPU.
+
+    There g++ compiles each fused kernel, which takes longer than the demo model ever gains from it.
+
+    Args:
+        model: see `load_engine`.
+    """
+    if model == DEMO and mx.default_device() == mx.cpu:
+        mx.disable_compile()
+        log.info("mx.compile is off for demo: on a CPU its kernels take longer than they save")
+        return
+    by_user = VARIABLE in os.environ
+    if not by_user:
+        mx.enable_compile()
+    if not compiles():
+        why = f"{VARIABLE} is set" if by_user else "on a CPU it needs g++, which does not run"
+        log.warning("mx.compile is off (%s): steps run unfused, which is slower", why)
 
 
 def load_engine(
@@ -231,8 +252,6 @@ def load(
     Raises:
         ModelError: if it cannot be loaded, or gets no head from there.
     """
-    if not compiles():
-        log.warning("mx.compile is off (on a CPU it needs g++): steps run unfused, which is slower")
     try:
         _require_checkpoint(path, option)
         if embeds(path):
