@@ -215,14 +215,20 @@ def test_version_and_help_need_no_mlx(arguments: list[str]) -> None:
     assert "omlx-worker" in ended.stdout
 
 
-def test_the_help_does_not_import_what_only_a_command_needs() -> None:
-    code = "import sys; from omlx_worker import cli; print(*sys.modules)"
-    modules = subprocess.check_output(
+def test_only_what_loads_a_model_imports_mlx_and_only_a_command_what_it_needs() -> None:
+    code = (
+        "import sys; from omlx_worker import cli; print(*sys.modules); "
+        "import omlx_worker.batch, omlx_worker.control.worker, omlx_worker.demo.run; "
+        "import omlx_gateway.app, omlx_producer.cli.submit; print(*sys.modules)"
+    )
+    output = subprocess.check_output(
         [sys.executable, "-c", code],
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    ).split()
-    assert {"mlx", "redis", "rq", "rich"} & set(modules) == set()
+    )
+    for_help, without_model = (set(line.split()) for line in output.splitlines())
+    assert {"redis", "rq", "rich"} & for_help == set()
+    assert {"mlx", "mlx_lm", "transformers", "huggingface_hub", "numpy"} & without_model == set()
 
 
 def test_the_shell_completes_options_and_their_values() -> None:
