@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -76,13 +77,14 @@ def _one_authority() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fused_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.node.get_closest_marker("fused") is None:
-        yield
-        return
+    import mlx.core as mx
+
     from tests.helpers.fusing import fused
 
-    with fused(True):
+    marked = request.node.get_closest_marker("fused") is not None
+    with fused(True) if marked else nullcontext():
         yield
+    mx.enable_compile()  # A load of the demo model has turned it off.
 
 
 @pytest.fixture(scope="session")

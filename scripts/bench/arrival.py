@@ -30,7 +30,7 @@ from mlx.utils import tree_flatten
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode.row import BULK, DEFAULT
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
-from omlx_worker.engine.loading.loader import load_engine
+from omlx_worker.engine.loading.loader import choose_fusion, load_engine
 from omlx_worker.engine.loading.prefixes import Prefixes
 from omlx_worker.engine.ragged.footprint import PREFIX_SHARE, budget
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
@@ -160,6 +160,7 @@ def main() -> None:
         model = folder if args.model == STAND_IN else args.model
         rows = 32 if args.jobs else args.rows + 1
         prefixes = Prefixes(budget() // PREFIX_SHARE)
+        choose_fusion(model)
         loaded = load_engine(model, max_rows=rows, depth=args.depth, prefixes=prefixes)
         engine = InProcess(loaded, args.prefill_chunk)
         if args.jobs:

@@ -31,7 +31,7 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.bench.report import machine
 from omlx_worker.engine.loading.checkpoint import DEMO
-from omlx_worker.engine.loading.loader import load_engine
+from omlx_worker.engine.loading.loader import choose_fusion, load_engine
 from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.pipeline.clients import WorkerSide
@@ -136,6 +136,7 @@ class Sides:
         args = self._args
         if args.step:
             return FakeEngine(args.max_batch, args.step)
+        choose_fusion(args.model)
         return load_engine(args.model, max_rows=args.max_batch, depth=args.depth)
 
 
