@@ -271,11 +271,15 @@ def test_a_job_that_breaks_its_worker_is_failed_in_the_end(
 def test_a_worker_whose_decode_or_main_thread_breaks_leaves_its_jobs_to_the_sweep(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
-    def breaks(*_: Any) -> None:
-        raise ValueError("a bug")
+    job = enqueue(connection, max_completion_tokens=5000)
+    whole = getattr(owner, method)
+
+    def breaks(*arguments: Any) -> Any:
+        if status(job) == "started":
+            raise ValueError("a bug")
+        return whole(*arguments)
 
     monkeypatch.setattr(owner, method, breaks)
-    job = enqueue(connection, max_completion_tokens=5000)
     with running_worker(redis_url, burst=True) as worker:
         worker.test_thread.join(20)
     assert [str(error) for error in worker.test_errors] == ["a bug"]
