@@ -322,7 +322,7 @@ class Batch:
         # The next fold may need as many.
         longest = [max(len(row.pages), pages_for(row.cursor)) for row in self.rows.values()]
         used = self.pages.used + sum(longest) - sum(len(row.pages) for row in self.rows.values())
-        needed = layout_for(len(self.rows), used, max(longest), self.empty)
+        needed = layout_for(self._fixed or len(self.rows), used, max(longest), self.empty)
         too_large = excess(self.layout, needed)
         self._slack = self._slack + too_large if too_large else 0
         if too_large and (at_once or self._slack >= SHRINK_AFTER):

@@ -276,3 +276,15 @@ def test_a_row_that_does_not_repeat_its_text_goes_on_from_it(
     longer = replace(row.request, prompt=[*row.request.prompt, *told], max_tokens=17)
     wanted = Worker(network).run([DecodeRow(longer, BULK)])["0"]
     assert [token for token, _ in rest] == [token for token, _ in wanted]
+
+
+def test_one_row_among_many_fixed_slots_never_waits_for_the_step_in_flight() -> None:
+    decoder = RaggedDecoder(as_ragged(tiny("llama"), checks=False), fixed=8)
+    decoder.add(Row("a", [5] * 20, 60, GREEDY))
+    decoder.prefill({"a": 20})
+    drains = decoder.drains
+
+    for _ in range(40):
+        decoder.step()
+
+    assert decoder.drains == drains
