@@ -90,7 +90,7 @@ from mlx_lm.utils import _get_classes  # noqa: E402
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH  # noqa: E402
 from omlx_worker.engine.kernels.compiling import unfused  # noqa: E402
-from omlx_worker.engine.kernels.contest import CallSize, Contest  # noqa: E402
+from omlx_worker.engine.kernels.contest import Contest  # noqa: E402
 from omlx_worker.engine.kernels.device import for_device  # noqa: E402
 from omlx_worker.engine.kernels.trial import Form  # noqa: E402
 from omlx_worker.engine.loading.families import as_ragged  # noqa: E402
@@ -115,7 +115,7 @@ class Kernel(Contest):
     def run(
         self,
         part: str,  # noqa: ARG002
-        size: CallSize,  # noqa: ARG002
+        size: str,  # noqa: ARG002
         forms: Mapping[str, Form],
         arguments: Sequence[Any],
         options: Mapping[str, Any] | None = None,

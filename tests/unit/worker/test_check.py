@@ -15,7 +15,7 @@ from omlx_worker import cli
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.kernels.attention import Pair
-from omlx_worker.engine.kernels.contest import CallSize, Contest
+from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.loading import loader
 from omlx_worker.mac.buffers import MEGABYTES, held_back
@@ -165,7 +165,7 @@ def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
 
     contest = Contest()
     forms = {"plain": lambda x: 2 * x, "kernel": fail}
-    contest.run("doubling", CallSize({"rows": 8}, "floats"), forms, [mx.ones(8)])
+    contest.run("doubling", "8 rows, floats", forms, [mx.ones(8)])
 
     with patch.object(loader, "Contest", lambda *_, **__: contest):
         said, [found] = check(llama).stdout, checked(llama)["kernels"]

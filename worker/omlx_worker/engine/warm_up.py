@@ -14,8 +14,8 @@ their tokens                         16, 32, 48, 64, 96 and 128 a row, see `Firs
 ===================================  =======================================================
 
 The shapes of one row up to 256 positions, which the first job needs, come before the worker says
-that it is ready. What else rows meet is traced where they meet it; kernels run in borrowed forms
-there, and are compared while the worker idles, see `Contest`. Their verdicts are kept on disk.
+that it is ready. What else rows meet is traced where they meet it, and kernels are compared there,
+see `Contest`.
 
 Where `mx.compile` is off nothing is traced, and the list is empty.
 """
@@ -27,7 +27,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from omlx_worker.engine.kernels.compiling import compiles
-from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.ragged import first_windows
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.interface import FIRST_ROWS, depths_of
@@ -100,10 +99,9 @@ class WarmUp:
         limit: bytes of weights and rows. A shape that takes more is left out.
     """
 
-    def __init__(self, decoder: RaggedDecoder, contest: Contest, max_rows: int) -> None:
+    def __init__(self, decoder: RaggedDecoder, max_rows: int) -> None:
         self.limit = decoder.weight_bytes
         self._decoder = decoder
-        self._contest = contest
         self._most, self._met = max_rows, min(max_rows, FIRST_ROWS)
         self._traces = compiles()
         self._left = self._shapes()
@@ -120,7 +118,7 @@ class WarmUp:
         )
 
     def next(self, *, first: bool = False) -> bool:
-        """Read a window, run a step or compare a kernel that rows have met.
+        """Read a window, or run a step.
 
         Args:
             first: only what the first job needs.
@@ -128,22 +126,18 @@ class WarmUp:
         Returns:
             Whether there is more to do.
         """
-        self._contest.eager = True
+        if not self._is_more(first=first):
+            return False
         try:
-            if self._left and (self._left[0].is_first or not first):
-                self._go_on()
-            elif not first and self._contest.decide_next():
-                self._decoder.retrace()
-                self._left = self._shapes()
+            self._go_on()
         except Exception:
             log.exception("the warm-up ends: steps are traced where rows meet them")
             self._left.clear()
             self.stop()
-        finally:
-            self._contest.eager = False
-        if first:
-            return bool(self._left) and self._left[0].is_first
-        return bool(self._left or self._contest.waiting)
+        return self._is_more(first=first)
+
+    def _is_more(self, *, first: bool) -> bool:
+        return bool(self._left) and (self._left[0].is_first or not first)
 
     def met(self, slots: int) -> None:
         """A step has had so many slots: the list has what as many rows need."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import mlx.core as mx
 import pytest
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine import warm_up
-from omlx_worker.engine.kernels.contest import CallSize, Contest
 from omlx_worker.engine.ragged.step import MOST_COMMITS, MOST_FORWARDS
 from omlx_worker.engine.rows.interface import depths_of
 from omlx_worker.engine.rows.row import Sampling
@@ -21,7 +19,7 @@ SAMPLED = Sampling(temperature=0.8, top_k=20, seed=3)
 
 
 def warmed(qwen: Loaded, max_rows: int) -> WarmUp:
-    warm = WarmUp(qwen.decoder(depth=1), Contest(), max_rows)
+    warm = WarmUp(qwen.decoder(depth=1), max_rows)
     warm.limit = 1 << 40
     return warm
 
@@ -43,7 +41,6 @@ def test_rows_of_the_list_wait_for_no_trace_and_say_what_they_say_without_a_warm
     parts = warm.first_parts
     for part in range(1, parts + 1):
         assert warm.next(first=True) == (part < parts), "it is known how many there are"
-        assert warm._contest.eager is False
     decoder, prompts = warm._decoder, ([5] * 20, [6] * 30)
     traces = decoder.traces
     assert traces
@@ -66,7 +63,7 @@ def test_no_change_of_depth_waits_for_a_trace(
 ) -> None:
     monkeypatch.setattr(warm_up, "LENGTHS", (256,))
     decoder = qwen.decoder(depth=1, lookup=4)
-    warm = WarmUp(decoder, Contest(), 1)
+    warm = WarmUp(decoder, 1)
     warm.limit = 1 << 40
     while warm.next():
         pass
@@ -88,37 +85,15 @@ def test_all_of_the_list_is_kept() -> None:
     assert layouts * len(SAMPLINGS) <= MOST_COMMITS
 
 
-def test_the_list_is_traced_again_once_another_kernel_has_won(
-    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warm_up, "LENGTHS", (256,))
-    warm = warmed(qwen, max_rows=1)
-    while warm.next():
-        pass
-    decoder, contest = warm._decoder, warm._contest
-    traces = decoder.traces
-    forms = {"plain": lambda x: sum(x @ x for _ in range(9)) / 9, "kernel": lambda x: x @ x}
-    contest.run("square", CallSize({"rows": 64}, "floats"), forms, [mx.ones((64, 64))])
-
-    while warm.next():
-        pass
-
-    assert contest.results[-1].form == "kernel"
-    assert decoder.traces == 2 * traces
-    prompt = [5] * 20
-    assert run(decoder, [row("a", prompt, 12)]) == {"a": qwen.greedy(prompt, 12)}
-    assert decoder.traces == 2 * traces
-
-
 def test_more_rows_than_a_batch_begins_with_come_to_the_list_once_there_were_as_many(
     qwen: Loaded,
 ) -> None:
-    warm, usual = WarmUp(qwen.decoder(), Contest(), 128), shapes(32)
+    warm, usual = WarmUp(qwen.decoder(), 128), shapes(32)
     for slots, listed in ((1, 32), (32, 32), (64, 64), (64, 64), (32, 64)):
         warm.met(slots)
         assert sorted(warm._left, key=str) == sorted(shapes(listed), key=str)
     assert warm._left[: len(usual)] == usual
-    small = WarmUp(qwen.decoder(), Contest(), 40)
+    small = WarmUp(qwen.decoder(), 40)
     small.met(64)
     assert max(shape.rows for shape in small._left) == 40
 

@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.kernels.compiling import VARIABLE, compiles
-from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.loading import loader
 from omlx_worker.engine.loading.loader import choose_fusion
 from omlx_worker.engine.warm_up import WarmUp
@@ -44,7 +43,7 @@ def test_the_same_tokens_come_out_and_no_step_counts_as_traced(qwen: Loaded) -> 
 
 @pytest.mark.usefixtures("unfused")
 def test_nothing_is_run_before_rows_come_for_there_is_nothing_to_trace(qwen: Loaded) -> None:
-    warm = WarmUp(qwen.decoder(depth=1), Contest(), max_rows=64)
+    warm = WarmUp(qwen.decoder(depth=1), max_rows=64)
     assert not warm.next(first=True)
     warm.met(64)
     assert not warm.next()

@@ -10,13 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention import Heads, Pair
-from omlx_worker.engine.kernels.attention_kernel import LEAST
-from omlx_worker.engine.kernels.contest import PLAIN, CallSize, Contest
+from omlx_worker.engine.kernels.contest import PLAIN, Contest
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
 from omlx_worker.engine.kernels.metal.products import (
     FIXED_ROWS,
     ROWS,
-    eights,
     is_for,
     multiply,
     takes,
@@ -35,7 +33,7 @@ MOST_POSITIONS = 32
 Rows and positions are rounded up to a power of two, or each burst of prompts would be a new size.
 """
 
-Compared = tuple[CallSize, Callable[[], Sequence[Any]]]
+Compared = tuple[str, Callable[[], Sequence[Any]]]
 """The size of a call, and what makes arguments in whose shapes its forms are compared."""
 
 
@@ -140,7 +138,6 @@ def _attention(
         if isinstance(value, mx.array) or value
     ]
     kind = f"{slots} rows, {width} wide, {query_heads} heads over {_heads(tails[0])}"
-    used += ["shared out"] * (capacity >= 2 * LEAST)
     kind = ", ".join([kind, f"values of {tails[1].shape[3]}", *used])
 
     def like() -> Sequence[Any]:
@@ -149,7 +146,7 @@ def _attention(
         body = tuple(mx.broadcast_to(part[:1, :, :1], (*shape, part.shape[3])) for part in bodies)
         return queries, body, tails, replace(window, table=table), scale
 
-    return CallSize({"positions": capacity}, kind), like
+    return f"{capacity} positions, {kind}", like
 
 
 def _rule(window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array) -> Compared:
@@ -192,8 +189,7 @@ def _product(
 ) -> Compared:
     rows, length, features = x.size // x.shape[-1], x.shape[-1], weights[0].shape[0]
     kind = f"{length} to {features}, {bits} bits in groups of {group_size}, {_type(x)}"
-    used = ["gated"] * gated + ["added"] * (added is not None)
-    kind = ", ".join([kind, *used, f"{8 * eights(rows)} at once"])
+    kind = ", ".join([kind, *["gated"] * gated, *["added"] * (added is not None)])
 
     def like() -> Sequence[Any]:
         few = min(features, MOST_SAMPLED * 8 // (length * bits) // 2 * 2)
@@ -204,7 +200,7 @@ def _product(
             None if added is None else added[..., :ends],
         )
 
-    return CallSize({"rows": rows}, kind), like
+    return f"{rows} rows, {kind}", like
 
 
 ATTENTION = {
@@ -227,17 +223,15 @@ PRODUCT = Part("product", _product)
 """Of a layer with packed weights."""
 
 
-def _size(shape: Sequence[int], kind: str, past: mx.array | None = None) -> CallSize:
+def _size(shape: Sequence[int], kind: str, past: mx.array | None = None) -> str:
     """The size of a window.
 
     Args:
         shape: slots, width and whatever follows.
         past: the window before it, ``[S, W, ...]``, if its drafts may be replayed.
     """
-    numbers = {"rows": shape[0], "wide": shape[1]}
-    if past is not None:
-        numbers["replayed"] = past.shape[1] - 1
-    return CallSize(numbers, kind)
+    replayed = [] if past is None else [f"{past.shape[1] - 1} replayed"]
+    return ", ".join([f"{shape[0]} rows", f"{shape[1]} wide", *replayed, kind])
 
 
 def _all(past: mx.array | None, accepted: mx.array) -> mx.array:

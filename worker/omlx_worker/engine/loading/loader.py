@@ -175,7 +175,7 @@ def load_engine(
     )
     engine.contest = contest
     if isinstance(decoder, RaggedDecoder) and not embedder:
-        engine.shapes = WarmUp(decoder, contest, 1 if fixed else max_rows)
+        engine.shapes = WarmUp(decoder, 1 if fixed else max_rows)
     if depth and not draft_model and not decoder.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
         hint = head_hint(network, config, model, path)

@@ -113,10 +113,6 @@ class RaggedDecoder(Batch):
         """Of steps and of first windows of prompts."""
         return self._halves.traces + self._halves.first_windows.traces
 
-    def retrace(self) -> None:
-        """Let what is compiled be traced again, since other kernels run there."""
-        self._halves.clear()
-
     @property
     def stalls(self) -> int:
         return self.traces + self.drains

@@ -57,10 +57,6 @@ class FirstWindows:
         self.traces = 0
         self._model = model
         self._compiles = compiles()
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was compiled."""
         self._run = mx.compile(self._first)
 
     def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:

@@ -92,12 +92,6 @@ class Halves:
         self._own_depth = own_depth
         self._compiles = compiles()
 
-    def clear(self) -> None:
-        """Drop the compiled functions."""
-        self.forwards.cache_clear()
-        self.commits.cache_clear()
-        self.first_windows.clear()
-
     def forward(
         self, caches: Sequence[LayerCache], state: State, depth: int
     ) -> tuple[mx.array, Layers]:

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.kernels import trial
-from omlx_worker.engine.kernels.contest import CallSize, Contest
+from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.trial import Form
 
 
@@ -67,21 +67,16 @@ def slow(form: Form) -> Form:
     return run
 
 
-def of(rows: int, kind: str = "floats") -> CallSize:
-    return CallSize({"rows": rows}, kind)
-
-
-def held(contest: Contest, plain: Form, kernel: Form, size: CallSize | None = None) -> mx.array:
-    size = size or of(8)
-    x = mx.arange(size.numbers["rows"]).astype(mx.float32)
+def held(contest: Contest, plain: Form, kernel: Form, size: str = "8 rows") -> mx.array:
+    x = mx.arange(8).astype(mx.float32)
     out: mx.array = contest.run("doubling", size, {"plain": plain, "kernel": kernel}, [x])
     return out
 
 
 def test_the_faster_form_runs() -> None:
     contest = Contest()
-    held(contest, slow(doubled), fast, of(8, "a slow plain form"))
-    held(contest, doubled, slow(fast), of(8, "a slow kernel"))
+    held(contest, slow(doubled), fast, "8 rows, a slow plain form")
+    held(contest, doubled, slow(fast), "8 rows, a slow kernel")
 
     first, second = contest.results
     assert (first.form, second.form) == ("kernel", "plain")
@@ -93,7 +88,7 @@ def test_the_fastest_of_several_kernels_runs_and_a_wrong_one_is_told() -> None:
     contest = Contest()
     forms = {"plain": slow(doubled), "slow": slow(slow(fast)), "fast": fast, "wrong": wrong}
 
-    out = contest.run("twice", of(8), forms, [mx.ones(8)])
+    out = contest.run("twice", "8 rows", forms, [mx.ones(8)])
 
     assert mx.array_equal(out, mx.full(8, 2)).item()
     [result] = contest.results
@@ -143,7 +138,7 @@ def test_a_form_that_reads_twice_pays_for_it_as_in_a_step_that_reads_from_memory
         return form(x)
 
     forms = {"plain": plain, "kernel": fast_if_cached}
-    contest.run("product", of(8), forms, [mx.ones(8), mx.ones((2, 2), mx.uint32)])
+    contest.run("product", "8 rows", forms, [mx.ones(8), mx.ones((2, 2), mx.uint32)])
 
     assert contest.results[0].form == "plain"
 
@@ -157,104 +152,15 @@ def test_a_size_is_decided_once_also_while_a_step_is_traced() -> None:
 
     forms = {"plain": slow(doubled), "kernel": counted}
     step: Callable[[mx.array], mx.array] = mx.compile(
-        lambda x: contest.run("doubling", of(8), forms, [x])
+        lambda x: contest.run("doubling", "8 rows", forms, [x])
     )
     assert mx.array_equal(step(mx.ones(8)), mx.full(8, 2)).item()
     tried = len(calls)
     step(mx.ones(8))
-    contest.run("doubling", of(8), forms, [mx.ones(8)])
+    contest.run("doubling", "8 rows", forms, [mx.ones(8)])
 
     assert len(calls) <= tried + 1
     assert contest.contests == len(contest.results) == 1
-
-
-def serving() -> Contest:
-    """A contest of a worker with rows, in which 4 and 16 rows were decided before they came."""
-    contest = Contest()
-    for rows, plain, kernel in ((4, doubled, slow(fast)), (16, slow(doubled), fast)):
-        held(contest, plain, kernel, of(rows))
-    contest.eager = False
-    return contest
-
-
-def test_rows_never_wait_for_a_contest() -> None:
-    contest, calls = serving(), list[int]()
-
-    def counted(x: mx.array) -> mx.array:
-        calls.append(1)
-        return fast(x)
-
-    for _ in range(2):
-        held(contest, slow(doubled), counted, of(8))
-
-    assert len(calls) == 2
-    assert contest.contests == 2
-    assert contest.waiting == ["doubling, 8 rows, floats"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "kind", "form"),
-    [
-        (3, "floats", "plain"),
-        (8, "floats", "kernel"),
-        (17, "floats", "kernel"),
-        (8, "others", "plain"),
-    ],
-)
-def test_an_undecided_size_borrows_the_form_of_the_next_larger_or_the_largest(
-    rows: int, kind: str, form: str
-) -> None:
-    contest, ran = serving(), list[str]()
-
-    def told(name: str) -> Form:
-        return lambda x: ran.append(name) or doubled(x)
-
-    held(contest, told("plain"), told("kernel"), of(rows, kind))
-
-    assert ran == [form]
-
-
-def test_a_kernel_that_was_wrong_at_another_size_is_not_borrowed() -> None:
-    contest = Contest()
-    held(contest, slow(doubled), wrong, of(16))
-    contest.eager = False
-
-    assert mx.array_equal(held(contest, doubled, wrong), 2 * mx.arange(8)).item()
-
-
-def test_an_idle_worker_decides_what_rows_met() -> None:
-    contest = serving()
-    held(contest, doubled, slow(fast), of(8))
-    held(contest, doubled, slow(fast), of(3))
-
-    # The first of them ran the kernel, so what was traced is out of date when both are decided.
-    assert [contest.decide_next() for _ in range(3)] == [False, True, False]
-
-    assert contest.contests == len(contest.results) == 4
-    assert not contest.waiting
-
-
-def test_a_size_that_waits_keeps_no_array_of_its_row_alive() -> None:
-    contest = serving()
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    for _ in range(2):
-        x = mx.ones(1 << 20)
-        mx.eval(contest.run("doubling", of(5, "large"), {"plain": doubled, "kernel": fast}, [x]))
-
-    del x
-    assert contest.waiting
-    assert mx.get_active_memory() - before < 1 << 20
-
-
-def test_what_is_traced_before_a_worker_is_ready_is_decided_then() -> None:
-    contest = serving()
-    held(contest, doubled, slow(fast))
-    contest.eager = True
-    held(contest, doubled, slow(fast))
-
-    assert contest.contests == 3
-    assert not contest.waiting
 
 
 def test_a_restart_uses_the_same_forms_without_a_trial(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine import warm_up
 from omlx_worker.engine.kernels import trial
 from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
@@ -21,8 +20,6 @@ from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 from omlx_worker.engine.kernels.plain.products import Product
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Sampling
-from omlx_worker.engine.warm_up import WarmUp
 from tests.helpers.decoding import Loaded, row, run
 from tests.helpers.families import tiny
 
@@ -86,34 +83,6 @@ def test_kernels_that_the_device_does_not_have_leave_the_plain_forms(family: str
     assert run(RaggedDecoder(model), ROWS) == wanted
     assert {result.form for result in contest.results} == {"plain"}
     assert all("it fails: " in result.faults["kernel"] for result in contest.results)
-
-
-@on_cpu
-@pytest.mark.slow
-def test_rows_off_the_list_of_shapes_run_borrowed_kernels_and_wait_for_no_contest(
-    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warm_up, "LENGTHS", (16,))
-    monkeypatch.setattr(warm_up, "SAMPLINGS", (Sampling(temperature=0),))
-    contest = Contest()
-    model = as_ragged(qwen.network, kernels=competing(contest, PlainAttention()))
-    decoder = RaggedDecoder(model)
-    warm = WarmUp(decoder, contest, 2)
-    warm.limit = 1 << 40
-    while warm.next():
-        pass
-    before = contest.contests
-    texts = {name: [3 + n % 90 for n in range(200 * at)] for at, name in enumerate("abc", 1)}
-
-    got = run(decoder, [row(name, prompt, 8) for name, prompt in texts.items()])
-
-    assert got == {name: qwen.greedy(prompt, 8) for name, prompt in texts.items()}
-    assert contest.contests == before
-    assert contest.waiting
-    while warm.next():
-        pass
-    assert contest.contests > before
-    assert not contest.waiting
 
 
 @on_cpu
