@@ -47,8 +47,6 @@ KNOWN = frozenset(
         "OMLX_QUEUE_MTP_FROM",
         "OMLX_QUEUE_NAME",
         "OMLX_QUEUE_PREFIX_CACHE",
-        "OMLX_QUEUE_PREFIX_DIR",
-        "OMLX_QUEUE_PREFIX_DIR_LIMIT",
         "OMLX_QUEUE_REDIS_DIR",
         "OMLX_QUEUE_REDIS_GRACE",
         "OMLX_QUEUE_REDIS_URL",

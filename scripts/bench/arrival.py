@@ -31,7 +31,6 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode.row import BULK, DEFAULT
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.loader import choose_fusion, load_engine
-from omlx_worker.engine.loading.prefixes import Prefixes
 from omlx_worker.engine.ragged.footprint import PREFIX_SHARE, budget
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
 from omlx_worker.engine.rows.row import Row
@@ -159,7 +158,7 @@ def main() -> None:
             stand_in(Path(folder))
         model = folder if args.model == STAND_IN else args.model
         rows = 32 if args.jobs else args.rows + 1
-        prefixes = Prefixes(budget() // PREFIX_SHARE)
+        prefixes = budget() // PREFIX_SHARE
         choose_fusion(model)
         loaded = load_engine(model, max_rows=rows, depth=args.depth, prefixes=prefixes)
         engine = InProcess(loaded, args.prefill_chunk)

@@ -1,20 +1,17 @@
-"""Scripts of reading, dropping and restarting, which a prefix cache must survive unseen."""
+"""Scripts of reading and dropping, which a prefix cache must survive unseen."""
 
 from __future__ import annotations
 
-from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from threading import Event
 from typing import Any
 
 import mlx.core as mx
 from hypothesis import strategies as st
 
 from omlx_worker.engine.caches.layout import Page, Pages
-from omlx_worker.engine.ragged.prefix import PrefixCache, _hashed, _held
+from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs, size_of
-from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from tests.helpers.readers import Held, Reader, read_all
 
 PROMPT = [*range(20)]
@@ -37,7 +34,6 @@ _prompts = st.tuples(
 
 READS = st.tuples(st.just("read"), _prompts, st.sampled_from([1, 2, 5, 1000]))
 DROPS = st.tuples(st.just("drop"), st.floats(0, 1), st.none())
-RESTARTS = st.tuples(st.just("restart"), st.none(), st.none())
 
 
 def equal(ours: list[mx.array], theirs: list[mx.array], tolerance: float = 0) -> bool:
@@ -112,9 +108,9 @@ class Rows:
 class Kept(PrefixCache):
     """A prefix cache over `Rows`, which takes and gives whole arrays of rows that leave at once."""
 
-    def __init__(self, specs: LayerSpecs, most: int, disk: PrefixDisk | None = None) -> None:
+    def __init__(self, specs: LayerSpecs, most: int) -> None:
         self.rows = Rows(specs)
-        super().__init__(specs, most, self.rows, disk)
+        super().__init__(specs, most, self.rows)
 
     def keep(self, tokens: list[int], layers: Held, salt: str | None = None) -> None:
         pieces, states = split(self.rows.specs, layers)
@@ -175,9 +171,11 @@ def whole(rows: Rows, pages: Sequence[Page], states: Held, length: int) -> Held:
 
 
 def findable(cache: PrefixCache, tokens: list[int], salt: str | None = None) -> int:
-    """How many tokens of a prompt `take` would find. It counts no use."""
-    cache.limit_to(cache.limit)  # takes what was read from the disk
-    return _held(*cache._match(array("I", tokens), _hashed(salt)))[0]
+    """How many tokens of a prompt `take` would find. This counts as no use."""
+    order = list(cache._nodes)
+    length, _, _ = cache.take(tokens, salt)
+    cache._nodes = OrderedDict.fromkeys(order)
+    return length
 
 
 def give_up(cache: Kept, size: int) -> int:
@@ -192,7 +190,7 @@ def give_up(cache: Kept, size: int) -> int:
 def play(
     reader: Reader, script: list[Any], start: Callable[[], Kept], tolerance: float = 0
 ) -> None:
-    """Read prompts, drop nodes, let rows leave, restart: every row is what it is if read cold."""
+    """Read prompts, drop nodes, let rows leave: every row is what it is if read cold."""
     cache = start()
     asked: list[list[int]] = []
     rows: list[LiveRow] = []
@@ -204,10 +202,7 @@ def play(
             assert equal(reader.arrays(each.layers), wanted, tolerance), prompt
 
     for act, what, chunk in script:
-        if act == "restart":
-            check()
-            cache, rows = start(), []
-        elif act == "drop":
+        if act == "drop":
             check()
             leaving, rows = rows[: int(what * len(rows))], rows[int(what * len(rows)) :]
             for row in leaving:
@@ -245,65 +240,13 @@ def check_tree(cache: Kept) -> None:
     assert pages.used == len(had)
     assert pages.alone == sum(not page.rows for page in had)
     assert pages.saved == sum(max(0, page.rows - 1) for page in had)
-    assert sum(page.kept for page in had) == sum(len(node.pages) for node in nodes)
+    assert sum(page.kept for page in had) == len(nodes)
     assert all(node.children or node.states is not None for node in nodes), "a useless node"
     roots = list(cache._roots.values())
     assert all(root.children for root in roots), "a useless root"
     reachable, below = 0, roots
     while below:
-        children = below.pop().children.values()
+        children = below.pop().children
         below += children
         reachable += len(children)
     assert reachable == len(nodes)
-
-
-def settle(disk: PrefixDisk) -> None:
-    """Wait until a disk has read and written everything so far."""
-    done = Event()
-    disk._tasks.put(done.set)
-    assert done.wait(60)
-
-
-class Starts:
-    """Caches over one folder, each made when the one before it has ended."""
-
-    def __init__(self, folder: Path, reader: Reader) -> None:
-        self.folder = folder
-        self.reader = reader
-        self._disk: PrefixDisk | None = None
-
-    def __call__(
-        self,
-        identity: str = "a model",
-        limit: int = AMPLE,
-        memory: int = AMPLE,
-        reader: Reader | None = None,
-    ) -> Kept:
-        self.end()
-        specs = (reader or self.reader).specs
-        self._disk = PrefixDisk(self.folder, identity, limit, specs, memory)
-        settle(self._disk)
-        return Kept(specs, memory, self._disk)
-
-    def end(self) -> None:
-        if self._disk:
-            self._disk.close()
-        self._disk = None
-
-    @property
-    def files(self) -> list[Path]:
-        """Those kept, the least recently used first."""
-        self.end()
-        found = self.folder.glob("*/*.safetensors")
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
-
-
-def put(
-    cache: Kept,
-    reader: Reader,
-    prompt: list[int],
-    times: int = 2,
-    salt: str | None = None,
-) -> None:
-    for _ in range(times):
-        cache.keep(prompt, read_all(reader, prompt), salt)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pydantic import ByteSize
 from redis import Redis
 
 from omlx_producer.terminal import in_units
@@ -20,7 +19,6 @@ from omlx_worker.settings import WorkerSettings
 if TYPE_CHECKING:
     from omlx_worker.engine.engine import DecodingEngine
     from omlx_worker.engine.loading.graft import Graft
-    from omlx_worker.engine.loading.loader import Prefixes
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +100,10 @@ def graft_of(settings: WorkerSettings) -> Graft | None:
     return Graft(settings.mtp_from, settings.state_dir) if settings.mtp_from else None
 
 
-def _prefixes(settings: WorkerSettings) -> Prefixes | None:
-    """The limits of the prefix cache; None without one."""
-    from omlx_worker.engine.loading.loader import Prefixes
+def _prefixes(settings: WorkerSettings) -> int:
+    """Bytes of the prefix cache."""
     from omlx_worker.engine.ragged.footprint import PREFIX_SHARE, budget
 
-    size = settings.prefix_cache
-    if size is None:
-        size = ByteSize((settings.memory_limit or budget()) // PREFIX_SHARE)
-    return Prefixes(size, settings.prefix_dir, settings.prefix_dir_limit) if size else None
+    if settings.prefix_cache is not None:
+        return settings.prefix_cache
+    return (settings.memory_limit or budget()) // PREFIX_SHARE

@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ByteSize
-
 from omlx_producer.terminal import in_units, one_cell
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
@@ -28,8 +26,7 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
     Raises:
         ModelError: if it does not exist or cannot be loaded.
     """
-    # A prefix cache with a folder would write and delete files beside running workers.
-    engine = load_engine(settings.model_copy(update={"prefix_cache": ByteSize(0)}))
+    engine = load_engine(settings)
     limit = settings.memory_limit or engine.memory_budget
     most = settings.most_rows if settings.fixed_shapes else MOST_ROWS
     return {

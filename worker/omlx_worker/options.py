@@ -28,7 +28,7 @@ SECTIONS = {
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),
         "lease_seconds",
     ),
-    "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
+    "Memory": ("memory_limit", "prefix_cache"),
     "Life cycle": ("name", "burst", "drain_timeout", "allow_sleep"),
     "Logging": ("log_level", "log_format", "log_file"),
     "HTTP": ("http", "metrics_port", "metrics_host"),

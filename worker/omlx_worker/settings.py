@@ -123,12 +123,6 @@ class WorkerSettings(BaseSettings):
     prefix_cache: Annotated[ByteSize, Remedy("a size such as 2GB, or 0")] | None = Field(
         default=None, description="For shared prefixes; 0 for none, else 1/8 of the limit."
     )
-    prefix_dir: Path | None = Field(
-        default=None, description="Keep shared prefixes here too, for the next start."
-    )
-    prefix_dir_limit: Annotated[ByteSize, Remedy("a size such as 16GB")] = Field(
-        default=ByteSize(16 * 2**30), description="For --prefix-dir, at most."
-    )
     state_dir: Path = Field(
         default_factory=app_folder, description="Folder of heads, and of which kernels are used."
     )
@@ -181,15 +175,6 @@ class WorkerSettings(BaseSettings):
                 REMEDY, "--mode hybrid drafts for a row alone only; give mtp or batched"
             )
         return fixed
-
-    @field_validator("prefix_dir")
-    @classmethod
-    def _has_a_cache(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
-        if folder is not None and info.data.get("prefix_cache") == 0:
-            raise PydanticCustomError(
-                REMEDY, "--prefix-cache 0 keeps nothing to put there; leave one of the two out"
-            )
-        return folder
 
     @property
     def most_rows(self) -> int:

@@ -48,7 +48,6 @@ class Orders:
         demo: serve the demo model instead of the fake engine.
         models: aliases of those to serve in turn.
         folder: has a file for each of several models; one whose file is gone cannot be loaded.
-        prefix_dir: where it keeps beginnings of prompts; None for in memory alone.
     """
 
     url: str
@@ -58,7 +57,6 @@ class Orders:
     demo: bool = False
     models: list[str] = field(default_factory=lambda: [ALIAS])
     folder: str | None = None
-    prefix_dir: str | None = None
     max_rows: int = 4
     step_seconds: float = 0.004
     lease_seconds: float = 1.0
@@ -102,7 +100,6 @@ def work(orders: Orders) -> None:
             model="demo" if orders.demo else "fake",
             model_alias=alias,
             max_batch=orders.max_rows,
-            prefix_dir=Path(orders.prefix_dir) if orders.prefix_dir else None,
             drain_timeout=orders.drain_timeout,
             redis_grace=orders.redis_grace,
             switch_after=2.0,

@@ -36,7 +36,6 @@ SMALL = {
     "pipeline": "--jobs 1 --tokens 4 --laps 1",
     "prompt_files": f"--old {ROOT} --rows 2 --file 0 4 8 --tokens 2 --max-batch 2 --laps 1",
     "report": "--print",
-    "restarts": "--lengths 100 --laps 1",
     "results": "--jobs 8 --laps 1",
     "scheduler_sim": "--machines apple --arrivals solo",
     "scoring": "--prompts 2 --length 16 --together 2 --laps 1",

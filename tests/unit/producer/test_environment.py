@@ -38,7 +38,6 @@ def test_the_prefix_makes_no_name_alike(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_setting_that_is_gone_names_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omlx_producer.environment.KNOWN", KNOWN - {"OMLX_QUEUE_PREFIX_DIR"})
     monkeypatch.setenv("OMLX_QUEUE_PREFIX_DIR", "there")
     [said] = warnings()
     assert said.startswith("OMLX_QUEUE_PREFIX_DIR has no effect: leave it out (after a restart")

@@ -227,16 +227,6 @@ def test_the_rows_are_as_many_as_a_worker_admits(llama: Path) -> None:
     assert not memory.fits([(1024, 1024), *[(0, 1024)] * rows])
 
 
-def test_the_folder_of_prefixes_is_left_to_workers(
-    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMLX_QUEUE_PREFIX_DIR", str(tmp_path / "prefixes"))
-
-    assert checked(llama)["engine"] == "ragged batch"
-
-    assert not (tmp_path / "prefixes").exists()
-
-
 def test_a_folder_that_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     result = check(tmp_path)
 

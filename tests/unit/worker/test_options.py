@@ -59,8 +59,6 @@ def test_the_help_shows_options_in_sections_with_their_defaults() -> None:
     assert "--redis-grace SECONDS Seconds that Redis may be away. [default: 600]" in text
     assert "--burst End when the queues are empty. --" in text
     assert "--prefix-cache SIZE For shared prefixes" in text
-    assert "--prefix-dir FOLDER Keep shared prefixes here too, for the next start. --" in text
-    assert "--prefix-dir-limit SIZE For --prefix-dir, at most. [default: 16.0GiB]" in text
 
 
 @pytest.mark.parametrize("command", ["run", "bench"])
@@ -137,27 +135,15 @@ def test_fixed_shapes_draft_only_where_company_does_not_decide() -> None:
 
 
 def test_sizes_have_units() -> None:
-    settings = WorkerSettings(prefix_cache="1.5GB", prefix_dir_limit="2GiB")
-    assert (settings.prefix_cache, settings.prefix_dir_limit) == (1_500_000_000, 2**31)
+    settings = WorkerSettings(prefix_cache="1.5GB", memory_limit="2GiB")
+    assert (settings.prefix_cache, settings.memory_limit) == (1_500_000_000, 2**31)
     assert WorkerSettings().prefix_cache is None
     assert WorkerSettings(prefix_cache="0").prefix_cache == 0
-    assert WorkerSettings(prefix_dir_limit="16.0GiB") == WorkerSettings(), "as the help shows it"
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--prefix-cache much", "--prefix-cache: got much; give a size such as 2GB, or 0"),
-        ("--prefix-dir-limit -3", "--prefix-dir-limit: got -3; give a size such as 16GB"),
-        (
-            "--prefix-cache 0 --prefix-dir there",
-            "--prefix-dir: got there; --prefix-cache 0 keeps nothing to put there; "
-            "leave one of the two out",
-        ),
-    ],
-)
-def test_a_wrong_size_or_folder_of_prefixes_is_refused(options: str, sentence: str) -> None:
-    result = invoke("run", *options.split())
+def test_a_wrong_size_of_prefixes_is_refused() -> None:
+    result = invoke("run", "--prefix-cache", "much")
+    sentence = "--prefix-cache: got much; give a size such as 2GB, or 0"
     assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {sentence}\n")
 
 

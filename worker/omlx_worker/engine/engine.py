@@ -181,7 +181,6 @@ class DecodingEngine:
     def close(self) -> None:
         if self.shapes:
             self.shapes.stop()
-        self.decoder.close()
         del self.decoder
         self._rows.clear()
         end_streams()

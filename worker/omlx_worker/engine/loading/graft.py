@@ -111,7 +111,7 @@ class Graft:
             return None
         head.eval()
         mx.eval(head.parameters())
-        head.origin, head.file = metadata["origin"], file
+        head.origin = metadata["origin"]
         return head
 
     def _made(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ from omlx_worker.engine.loading.embedding import Embedder, embeds, nested, prepa
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
-from omlx_worker.engine.loading.prefixes import Prefixes as Prefixes
 from omlx_worker.engine.models.mtp import MTPHead, with_head
-from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
+from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
@@ -88,7 +88,7 @@ def load_engine(
     graft: Graft | None = None,
     draft_model: str | None = None,
     lookup: int = 0,
-    prefixes: Prefixes | None = None,
+    prefixes: int = 0,
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
     thinking_budget: int | None = None,
     kernels_dir: Path | None = None,
@@ -105,7 +105,7 @@ def load_engine(
         graft: see `load`; left out at depth 0.
         draft_model: named like ``model``; not loaded at depth 0.
         lookup: most drafts a step that are looked up; 0 for none.
-        prefixes: how beginnings of prompts are kept; None for not at all.
+        prefixes: bytes of beginnings of prompts that are kept; 0 for none.
         chat_tokens: of a chat that sets no limit, at most.
         thinking_budget: of a chat that sets none; None for no limit.
         kernels_dir: keeps which kernels are used on this device; None to measure at each start.
@@ -120,7 +120,7 @@ def load_engine(
     tell("reading the weights")
     embedding = embeds(path)
     if embedding:
-        depth, lookup, prefixes = 0, 0, None
+        depth, lookup, prefixes = 0, 0, 0
         if fixed:
             raise ModelError(f"--fixed-shapes: leave it out, because {model} makes vectors")
     network, tokenizer, config = load(path, graft=graft if depth else None)
@@ -128,18 +128,9 @@ def load_engine(
     head: MTPHead | None = getattr(network, "mtp", None)
     if not depth:
         draft_model = None
-    draft, paths = None, [path]
-    if draft_model:
-        paths.append(resolve(draft_model, DRAFT_MODEL, tell))
-        tell("reading the draft model")
-        draft = load_draft_model(draft_model, tokenizer, paths[-1])
-    make_prefixes = (
-        partial(prefixes.cache, paths=paths, head=head and head.file, fixed=fixed)
-        if prefixes
-        else None
-    )
+    draft = load_draft_model(draft_model, tokenizer, tell) if draft_model else None
     contest = Contest(kernels_dir, fixed=fixed)
-    decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes, contest, embedder)
+    decoder = decoder_of(network, max_rows, depth, draft, lookup, prefixes, contest, embedder)
     if embedder and decoder.reason:
         raise ModelError(f"--model {model}: no vectors can be made with it, for {decoder.reason}")
     if fixed and decoder.reason:
@@ -282,17 +273,18 @@ def load(
 
 
 def load_draft_model(
-    model: str, tokenizer: TokenizerWrapper, path: Path | None = None
+    model: str, tokenizer: TokenizerWrapper, tell: Tell = lambda _: None
 ) -> nn.Module:
     """Load the network that drafts for a model with this tokenizer.
 
     Args:
-        path: from `resolve`; None to find it here.
+        tell: told what is downloaded and read.
 
     Raises:
         ModelError: if it cannot be loaded or its tokens have other ids.
     """
-    path = path or resolve(model, DRAFT_MODEL)
+    path = resolve(model, DRAFT_MODEL, tell)
+    tell("reading the draft model")
     if is_assistant(path):
         return load_assistant(path)
     network, other, _ = load(path, DRAFT_MODEL)
@@ -330,7 +322,7 @@ def decoder_of(
     depth: int,
     draft: nn.Module | None = None,
     lookup: int = 0,
-    make_prefixes: Callable[[RaggedModel, RaggedDecoder], PrefixCache] | None = None,
+    prefixes: int = 0,
     contest: Contest = HERE,
     embedder: Embedder | None = None,
 ) -> Decoder:
@@ -338,8 +330,7 @@ def decoder_of(
 
     Args:
         draft: drafts in place of the model's own head.
-        lookup: see `load_engine`.
-        make_prefixes: makes the prefix cache; None for none.
+        lookup, prefixes: see `load_engine`.
         contest: where forms of kernels compete; with fixed ones, the batch has fixed shapes.
         embedder: of a model that makes vectors.
 
@@ -362,7 +353,7 @@ def decoder_of(
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     for part in ragged.slow_parts:
         log.warning("slow: %s", part)
-    kept = partial(make_prefixes, ragged) if make_prefixes else None
+    kept = partial(PrefixCache, LayerSpecs.of(ragged), prefixes) if prefixes else None
     slots = max_rows if contest.fixed else 0
     return RaggedDecoder(ragged, depth, lookup, kept, fixed=slots)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,11 +47,9 @@ class MTPHead(nn.Module):
 
     Attributes:
         origin: the checkpoint that it was taken from, if not from the model's own.
-        file: keeps it since then.
     """
 
     origin: str | None = None
-    file: Path | None = None
 
     def __init__(self, args: Any, layer: type[nn.Module]) -> None:
         super().__init__()

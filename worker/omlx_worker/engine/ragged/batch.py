@@ -245,30 +245,6 @@ class Batch:
             if cache.paged and begun.pages:
                 cache.write(copied, cache.held(begun, PAGE))
 
-    def pieces(self, pages: Sequence[Page], start: int, end: int) -> list[mx.array]:
-        """Copies of keys and values ``[1, H, end - start, D]`` of every layer that has pages. They
-        fill their buffers.
-
-        Args:
-            pages: from the one on that has position ``start``.
-        """
-        seat, first = Seat(0, indices(pages)), start % PAGE
-        length = first + end - start
-        paged = [cache for cache in self.caches if cache.paged]
-        parts = (part for cache in paged for part in cache.held(seat, length))
-        return [mx.contiguous(part[:, :, first:]) for part in parts]
-
-    def filled(self, pieces: Sequence[mx.array], positions: int) -> list[Page]:
-        """New pages of a row that hold these keys and values ``[1, H, positions, D]``."""
-        pages = list[Page]()
-        self.reserve([(pages, positions)])
-        rest = iter(pieces)
-        for cache in self.caches:
-            if cache.paged:
-                cache.write(Seat(0, indices(pages)), [next(rest), next(rest)])
-                mx.eval(cache.arrays)
-        return pages
-
     def reserve(self, rows: Sequence[tuple[list[Page], int]]) -> None:
         """Give rows pages. Waits for the step in flight, so that pages can be written to in place.
 

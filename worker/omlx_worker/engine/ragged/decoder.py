@@ -219,10 +219,6 @@ class RaggedDecoder(Batch):
     def wait(self) -> None:
         mx.synchronize()
 
-    def close(self) -> None:
-        if self.prefixes:
-            self.prefixes.close()
-
     # Steps.
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:

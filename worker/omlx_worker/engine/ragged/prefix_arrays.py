@@ -36,15 +36,6 @@ class ArraySpec:
     dtype: mx.Dtype
     positions: int | None
 
-    def fits(self, array: mx.array, start: int, end: int) -> bool:
-        """Whether it can be what is kept of the positions from ``start`` to ``end``."""
-        shape = list(self.shape)
-        if self.positions is None:
-            shape[2] = end - start
-        elif self.positions:
-            shape[2] = min(end, self.positions)
-        return list(array.shape) == shape and array.dtype == self.dtype
-
 
 @dataclass(frozen=True)
 class LayerSpecs:
@@ -72,10 +63,6 @@ class LayerSpecs:
     @property
     def pieces(self) -> list[ArraySpec]:
         return [spec for layer in self.layers for spec in layer if spec.positions is None]
-
-    @property
-    def states(self) -> list[ArraySpec]:
-        return [spec for layer in self.layers for spec in layer if spec.positions is not None]
 
     def layers_of(self, states: Sequence[mx.array]) -> Layers:
         """What each layer keeps besides pages, in array objects of its own."""

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,7 +17,6 @@ from omlx_worker import cli
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.graft import Graft
 from omlx_worker.engine.loading.loader import load, load_engine
-from omlx_worker.engine.loading.prefixes import Prefixes
 from omlx_worker.engine.rows.interface import ModelError
 from tests.helpers.acceptance import first_draft_acceptance
 from tests.helpers.checkpoints import (
@@ -284,31 +282,6 @@ def test_a_state_folder_that_cannot_be_written_is_named(
 
     with pytest.raises(ModelError, match=f"the head cannot be kept in {state}/heads"):
         grafted(copy, original, state)
-
-
-def test_prefixes_of_one_head_are_not_anothers(
-    original: Path, copy: Path, tmp_path: Path, state: Path
-) -> None:
-    """Kept beginnings hold the head's keys and values too."""
-    prefixes = Prefixes(1 << 20, tmp_path / "prefixes", 1 << 30)
-
-    def folders(source: Path | None) -> set[str]:
-        graft = Graft(str(source), state) if source else None
-
-        def load_and_close() -> None:
-            load_engine(str(copy), max_rows=1, depth=1, graft=graft, prefixes=prefixes).close()
-
-        # Closing an engine ends its thread's streams.
-        thread = Thread(target=load_and_close)
-        thread.start()
-        thread.join()
-        return {path.name for path in (tmp_path / "prefixes").iterdir() if path.is_dir()}
-
-    assert len(folders(None)) == 1
-    assert len(folders(original)) == 2
-    other = shard(write_qwen(tmp_path / "other", seed=1))
-    assert len(folders(other)) == 3
-    assert len(folders(original)) == 3
 
 
 def hint(model: Path | str) -> str | None:

@@ -143,6 +143,32 @@ def test_other_layers_are_taken_up_where_they_were_put(kind: str) -> None:
     assert findable(cache, [*prompt, 6]) == 5
 
 
+@pytest.mark.parametrize("kind", ["sliding", "recurrent"])
+def test_a_prompt_goes_on_where_others_went_on_to_another_page(kind: str) -> None:
+    reader = StandIn("all", kind)
+    cache = Kept(reader.specs, AMPLE)
+    for length in (Rows.PAGE + 2, 20):
+        cache.keep(PROMPT[:length], read_all(reader, PROMPT[:length]))
+
+    prompt = [*PROMPT[: 3 * Rows.PAGE], 99]
+    assert findable(cache, prompt) == Rows.PAGE + 2
+    assert cache.shared(prompt) == 3 * Rows.PAGE
+
+
+def test_where_prompts_part_is_kept_though_what_followed_it_gives_way() -> None:
+    reader = StandIn("all", "recurrent")
+    cache = Kept(reader.specs, AMPLE)
+    cache.keep(PROMPT, read_all(reader, PROMPT))
+    pages = len(PROMPT) // Rows.PAGE * Rows.PAGE * 12
+    cache.limit_to(cache.nbytes)
+
+    cache.keep(PROMPT[: Rows.PAGE], read_all(reader, PROMPT[: Rows.PAGE]))
+
+    assert cache.nbytes < pages
+    assert findable(cache, PROMPT) == Rows.PAGE
+    check_tree(cache)
+
+
 def test_what_beginnings_share_is_kept_once() -> None:
     reader = StandIn("all")
     cache = Kept(reader.specs, AMPLE)
@@ -195,12 +221,12 @@ def test_the_least_recently_used_goes_first() -> None:
 def test_a_beginning_outlives_what_follows_it() -> None:
     reader = StandIn("all", "recurrent")
     cache = Kept(reader.specs, AMPLE)
-    for prompt in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
-        cache.keep(prompt, read_all(reader, prompt))
+    for length in (4, 8, 12):
+        cache.keep(PROMPT[:length], read_all(reader, PROMPT[:length]))
 
-    for length in (3, 2, 0):
+    for length in (8, 4, 0):
         assert give_up(cache, 1) > 0
-        assert findable(cache, [1, 2, 3, 4]) == length
+        assert findable(cache, PROMPT[:12]) == length
 
 
 def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
