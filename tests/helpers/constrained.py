@@ -9,7 +9,7 @@ from typing import Any
 
 from omlx_producer.wire import FinishReason
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.engine.engine import Decoder
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.constraints import Grammar, Grammars
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.text import RowText, decode_faithfully
@@ -81,7 +81,7 @@ def free(
 
 
 def play(
-    decoder: Decoder,
+    decoder: RaggedDecoder,
     rows: Sequence[Row],
     *,
     pause: Mapping[str, tuple[int, int]] | None = None,

@@ -16,7 +16,6 @@ from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_worker.engine.caches import layout
-from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load
@@ -83,7 +82,7 @@ def drafted(
 
 
 def run(
-    decoder: Decoder,
+    decoder: RaggedDecoder,
     rows: Sequence[Row],
     *,
     arrivals: Mapping[str, int] | None = None,

@@ -10,7 +10,6 @@ from omlx_producer.terminal import in_units, one_cell
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.mac.buffers import held_back, limits
 from omlx_worker.settings import MOST_ROWS, WorkerSettings
 
@@ -19,9 +18,8 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
     """Load a model as a worker would, and say what the worker would have.
 
     Sizes are in bytes, those of a row's cache under ``token``, ``sliding`` and ``state``. ``rows``
-    of the full ``context`` fit together, up to `MOST_ROWS`. ``reason`` says why the engine is
-    mlx-lm's, ``buffers`` what limits a command buffer, ``kernels`` which forms of the layers are
-    used here, and how fast they are.
+    of the full ``context`` fit together, up to `MOST_ROWS`. ``buffers`` says what limits a command
+    buffer, ``kernels`` which forms of the layers are used here, and how fast they are.
 
     Raises:
         ModelError: if it does not exist or cannot be loaded.
@@ -32,8 +30,6 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
     return {
         "model": settings.model,
         "family": engine.family,
-        "engine": engine.decoder.name,
-        "reason": engine.decoder.reason,
         "slow": list(engine.decoder.slow_parts),
         "drafts_by": engine.drafters,
         "draft_depth": engine.max_depth,
@@ -54,9 +50,6 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
 
 def described(found: Mapping[str, Any]) -> str:
     """What `examine` found, a line each."""
-    engine = found["engine"]
-    if found["reason"]:
-        engine = f"mlx-lm's {engine}, a row at a time, because {found['reason']}"
     drafts = f"up to {found['draft_depth']} a step by {found['drafts_by']}"
     per_row = {
         "token": "{} a token",
@@ -69,7 +62,6 @@ def described(found: Mapping[str, Any]) -> str:
     lines = {
         "model": found["model"],
         "family": found["family"],
-        "engine": engine,
         "slow": "; ".join(found["slow"]),
         "drafts": drafts if found["drafts_by"] else f"none: {found['no_drafts_because']}",
         "head": f"from {found['head']}" if found["head"] else found["head_hint"],
@@ -86,8 +78,6 @@ def described(found: Mapping[str, Any]) -> str:
 def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
     if engine.max_depth:
         return None
-    if engine.decoder.reason:
-        return f"{engine.decoder.name} has no drafts"
     if settings.fixed_shapes and settings.mode == "auto":
         return "with --fixed-shapes only --mode mtp drafts"
     if not settings.depth:
@@ -99,9 +89,8 @@ def _rows(engine: DecodingEngine, limit: int) -> int:
     """How many rows of the full context fit, one of which is still reading its prompt."""
     memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for, held_back)
     context = engine.info.context_length
-    most = 1 if isinstance(engine.decoder, SerialDecoder) else MOST_ROWS
 
     def too_many(rows: int) -> bool:
         return not memory.fits([(context, context), *[(0, context)] * (rows - 1)])
 
-    return bisect_left(range(1, most + 1), True, key=too_many)
+    return bisect_left(range(1, MOST_ROWS + 1), True, key=too_many)

@@ -70,7 +70,7 @@ def test_the_bytes_of_a_row_are_those_of_its_layers(
 ) -> None:
     found = checked(write_family(tmp_path / family, family))
 
-    assert (found["family"], found["engine"], found["reason"]) == (family, "ragged batch", None)
+    assert found["family"] == family
     assert (found["token"], found["sliding"], found["state"]) == (token, sliding, 0)
     assert found["context"] == 4096
 
@@ -142,7 +142,7 @@ def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Pat
     assert (both["token"], both["weights"]) == (2 * alone["token"], 2 * alone["weights"])
 
 
-def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> None:
+def test_a_model_whose_windows_differ_from_its_forward_is_refused(llama: Path) -> None:
     put = PlainAttention.put
 
     def put_elsewhere(attention: PlainAttention, tails: Pair, *args: Any) -> Pair:
@@ -150,12 +150,10 @@ def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> N
         return tails
 
     with patch.object(PlainAttention, "put", put_elsewhere):
-        said = check(llama).stdout
+        result = check(llama)
 
-    assert (
-        "engine   mlx-lm's generate_step, a row at a time, because a ragged window differs" in said
-    )
-    assert "drafts   none: generate_step has no drafts\n" in said
+    assert result.exit_code == 2
+    assert "cannot be decoded in a batch, because a ragged window differs" in result.stderr
 
 
 @pytest.mark.slow
@@ -186,17 +184,6 @@ def test_what_command_buffers_hold_back_is_kept_free_of_rows(
     with_more = f"{limit + held_back()}B"
     assert checked(llama, "--memory-limit", with_more)["rows"] == before
     assert "buffers  MLX_MAX_MB_PER_BUFFER 400\n" in check(llama).stdout
-
-
-def test_a_family_without_a_ragged_form_has_one_row(tmp_path: Path) -> None:
-    folder = write_family(tmp_path / "afm7", "afm7")
-
-    said, found = check(folder).stdout, checked(folder)
-
-    assert "engine   mlx-lm's generate_step, a row at a time, because its modules cannot" in said
-    assert "drafts   none: generate_step has no drafts\n" in said
-    assert "rows     1 of the full context fit" in said
-    assert (found["engine"], found["rows"]) == ("generate_step", 1)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import Unsupported
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
 from omlx_worker.engine.rows.row import Emission, Row, RowStep, Sampling
 
@@ -51,7 +51,7 @@ class Side(Protocol):
 class DecoderSide:
     """This project's decoder, as deep as a mode of the worker drafts."""
 
-    def __init__(self, decoder: Decoder, mode: Mode = "mtp", *, name: str = "") -> None:
+    def __init__(self, decoder: RaggedDecoder, mode: Mode = "mtp", *, name: str = "") -> None:
         self.name = name or (AUTO if mode == AUTO else f"K={decoder.max_depth}")
         self._decoder = decoder
         self._driver = DepthDriver(make_policy(mode, decoder.max_depth, decoder.own_depth))

@@ -10,7 +10,6 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.wire import GenerationRequest, ModelInfo
-from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.footprint import budget, keep_within
@@ -20,10 +19,6 @@ from omlx_worker.engine.rows.row import Emission, Known, Row, RowStep, Said
 from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
-
-
-Decoder = RaggedDecoder | SerialDecoder
-"""Rows to tokens. What both have is as in `Engine`, but that their `step` returns tokens."""
 
 
 class DecodingEngine:
@@ -40,7 +35,7 @@ class DecodingEngine:
         head: where the MTP head that drafts came from; None if none does.
         head_hint: what would draft for a model of this family, and how; None for nothing more.
         contest: decides which kernels run.
-        shapes: runs through those that rows may meet; None for mlx-lm's loop.
+        shapes: runs through those that rows may meet; None where rows are only read.
     """
 
     head: str | None = None
@@ -51,7 +46,7 @@ class DecodingEngine:
     def __init__(
         self,
         family: str,
-        decoder: Decoder,
+        decoder: RaggedDecoder,
         tokenizer: TokenizerWrapper,
         prepare: Callable[[GenerationRequest, str], list[Row]],
         info: ModelInfo,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,9 @@ from tokenizers import AddedToken, Tokenizer
 from omlx_producer.wire import GenerationRequest, InvalidRequest
 from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.loading.loader import load_engine
-from omlx_worker.engine.rows.row import Emission, Sampling
-from omlx_worker.engine.rows.thinking import Thinking
+from omlx_worker.engine.rows.row import Emission
 from tests.helpers.checkpoints import write_qwen
-from tests.helpers.decoding import Loaded, row, run
 
 pytestmark = pytest.mark.slow
 
@@ -89,15 +85,6 @@ def test_a_worker_has_a_budget_for_requests_without_one(path: Path) -> None:
         for budget in (None, 6, 0, -1)
     }
     assert told == {None: 4, 6: 6, 0: 0, -1: 60}
-
-
-def test_mlx_lms_own_loop_keeps_to_budgets_too(llama_path: Path) -> None:
-    decoder = SerialDecoder(Loaded.at(llama_path).network)
-    hot = Sampling(temperature=1.0, seed=3)
-    budget = replace(hot, thinking=Thinking((5,), (7, 8), begun=True, budget=4))
-    [free] = run(decoder, [row("x", [5, 6, 7], 20, hot)]).values()
-    [tokens] = run(decoder, [row("x", [5, 6, 7], 20, budget)]).values()
-    assert tokens[:6] == [*free[:4], 7, 8]
 
 
 def test_a_decision_is_refused_where_the_prompt_opens_the_thinking(engine: DecodingEngine) -> None:

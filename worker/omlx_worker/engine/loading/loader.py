@@ -12,14 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_config, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
-from omlx_worker.engine.engine import Decoder, DecodingEngine
-from omlx_worker.engine.generator import SerialDecoder
+from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.kernels.compiling import VARIABLE, compiles
 from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
@@ -131,19 +129,10 @@ def load_engine(
     draft = load_draft_model(draft_model, tokenizer, tell) if draft_model else None
     contest = Contest(kernels_dir, fixed=fixed)
     decoder = decoder_of(network, max_rows, depth, draft, lookup, prefixes, contest, embedder)
-    if embedder and decoder.reason:
-        raise ModelError(f"--model {model}: no vectors can be made with it, for {decoder.reason}")
-    if fixed and decoder.reason:
-        raise ModelError(f"--fixed-shapes: leave it out, because {decoder.reason}")
     info = _info(model, path, config, tokenizer, embedder, decoder.max_depth)
     defaults = _defaults(path)
-    grammars = None
-    if isinstance(decoder, RaggedDecoder):
-        # The config may tell of fewer.
-        vocabulary = decoder.vocabulary
-        grammars = None if embedder else Grammars(tokenizer, vocabulary)
-    else:
-        vocabulary = config.get("text_config", config).get("vocab_size") or len(tokenizer)
+    vocabulary = decoder.vocabulary  # the config may tell of fewer
+    grammars = None if embedder else Grammars(tokenizer, vocabulary)
     prompters = Prompters(
         Prompter(
             tokenizer,
@@ -159,15 +148,13 @@ def load_engine(
         for _ in range(PREPARED_AT_ONCE)
     )
     family = config["model_type"]
-    if isinstance(decoder, SerialDecoder):
-        max_rows = 1
     engine = DecodingEngine(
         family, decoder, tokenizer, prompters.rows, info, max_rows, draft_model, repeats=fixed
     )
     engine.contest = contest
-    if isinstance(decoder, RaggedDecoder) and not embedder:
+    if not embedder:
         engine.shapes = WarmUp(decoder, 1 if fixed else max_rows)
-    if depth and not draft_model and not decoder.reason:
+    if depth and not draft_model:
         engine.head = (head.origin or "the checkpoint") if head else None
         hint = head_hint(network, config, model, path)
         engine.head_hint = hint or assistant_hint(network, model, path)
@@ -325,8 +312,8 @@ def decoder_of(
     prefixes: int = 0,
     contest: Contest = HERE,
     embedder: Embedder | None = None,
-) -> Decoder:
-    """The ragged batch if the model has that form, else mlx-lm's `generate_step`.
+) -> RaggedDecoder:
+    """The ragged batch of a model.
 
     Args:
         draft: drafts in place of the model's own head.
@@ -335,18 +322,17 @@ def decoder_of(
         embedder: of a model that makes vectors.
 
     Raises:
-        ModelError: if ``draft`` cannot draft for the model, or mlx-lm cannot generate with it.
+        ModelError: if it has no ragged form, or ``draft`` cannot draft for it.
     """
     kernels, drafts = for_device(contest), depth > 0 and draft is None
     try:
         ragged = as_ragged(network, drafts=drafts, kernels=kernels, embedder=embedder)
     except Unsupported as reason:
-        if draft is not None:
-            raise ModelError(
-                f"{DRAFT_MODEL}: leave it out; the model does not run on the ragged batch, so it "
-                f"has no drafts, because {reason}"
-            ) from None
-        return _plain_decoder(network, str(reason))
+        family = getattr(network, "model_type", type(network).__module__)
+        raise ModelError(
+            f"--model: this {family} cannot be decoded in a batch, because {reason}; "
+            "give another, or serve it with mlx_lm.server"
+        ) from None
     if draft is not None:
         ragged.drafter = drafter_of(draft, network, ragged.vocabulary, kernels)
     if depth and not (ragged.drafter or lookup):
@@ -356,25 +342,3 @@ def decoder_of(
     kept = partial(PrefixCache, LayerSpecs.of(ragged), prefixes) if prefixes else None
     slots = max_rows if contest.fixed else 0
     return RaggedDecoder(ragged, depth, lookup, kept, fixed=slots)
-
-
-def _plain_decoder(network: nn.Module, reason: str) -> Decoder:
-    """mlx-lm's `generate_step`, a row at a time.
-
-    Raises:
-        ModelError: if it fails.
-    """
-    try:
-        list(generate_step(mx.zeros(3, mx.int32), network, max_tokens=2))
-    except Exception as error:  # a family's own code may raise anything
-        family = getattr(network, "model_type", type(network).__module__)
-        raise ModelError(
-            f"--model: mlx-lm itself cannot generate with this {family} "
-            f"({type(error).__name__}: {one_line(str(error))}); give another"
-        ) from error
-    log.warning(
-        "the model runs one row at a time on mlx-lm's generate_step, slowly and without drafts, "
-        "because %s",
-        reason,
-    )
-    return SerialDecoder(network, reason)

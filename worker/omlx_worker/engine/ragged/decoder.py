@@ -56,7 +56,7 @@ class _Flight:
 
 
 class RaggedDecoder(Batch):
-    """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it.
+    """The ragged batch, and the rows whose prompts are being read for it.
 
     Args:
         depth: drafts of a row and step, at most, that the model makes itself.
@@ -75,9 +75,6 @@ class RaggedDecoder(Batch):
         prefixes: what `make_prefixes` made.
         reads: how many outcomes the host has read.
     """
-
-    name = "ragged batch"
-    reason = None
 
     def __init__(
         self,

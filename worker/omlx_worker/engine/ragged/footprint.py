@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.layout import Layout, layout_for, pages_for
@@ -213,33 +210,3 @@ class Footprint:
 def _shared(row: Size) -> int:
     """Pages that a row will take from rows that have them."""
     return sum(tokens // PAGE for tokens in row[4:])
-
-
-class GeneratorFootprint:
-    """Memory of mlx-lm's `generate_step`, which decodes one row, from its model's own caches.
-
-    An upper estimate: bounded caches count as if they grew without bound, and a step copies
-    arrays that the last one still holds.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        short, long = (_cache_bytes(model, length) for length in (1, 1 + KVCache.step))
-        self._growth: int = long - short
-        self._fixed = max(0, short - self._growth)
-
-    @property
-    def of_row(self) -> RowBytes:
-        return RowBytes(self._growth // int(KVCache.step), 0, self._fixed)
-
-    def of_rows(self, rows: Sequence[Size]) -> int:
-        """See `omlx_worker.engine.rows.interface.Engine.bytes_for`."""
-        longest = max((tokens for _, tokens, *_ in rows), default=0)
-        return 2 * (self._fixed + (1 + -(-longest // int(KVCache.step))) * self._growth)
-
-
-def _cache_bytes(model: nn.Module, tokens: int) -> int:
-    """Bytes of one row's caches after ``tokens``, by their shapes; nothing is computed."""
-    caches = make_prompt_cache(model)
-    model(mx.zeros((1, tokens), mx.int32), cache=caches)
-    states = (state for _, state in tree_flatten([cache.state for cache in caches]))
-    return size_of(state for state in states if isinstance(state, mx.array))

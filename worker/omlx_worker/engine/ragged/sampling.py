@@ -123,7 +123,7 @@ def counts_of(tokens: Sequence[int], vocabulary: int) -> mx.array:
 
 
 def params(rows: Sequence[Sampling], plan: Plan) -> Params:
-    """The rows' settings as device arrays with a leading axis of rows, for `sample`."""
+    """The rows' settings as device arrays with a leading axis of rows, for `distribution`."""
 
     def column(values: list[Any], dtype: mx.Dtype = mx.float32) -> mx.array:
         return mx.array(values, dtype)[:, None, None]
@@ -285,22 +285,6 @@ def score(logits: mx.array, tokens: Sequence[int], alternatives: int) -> list[Sc
     logprobs, ranks, ids, values = read
     pairs = [tuple(zip(*each, strict=True)) for each in zip(ids, values, strict=True)]
     return [Scored(*each) for each in zip(tokens, logprobs, pairs, ranks, strict=True)]
-
-
-def sample(
-    logits: mx.array,
-    positions: mx.array,
-    counts: mx.array | None,
-    rows: Sequence[Sampling],
-    params: Params,
-    plan: Plan,
-    allowed: mx.array | None = None,
-) -> list[mx.array]:
-    """Sample a token at every window position of every row; see `distribution`, `noise` and
-    `report`."""
-    target = distribution(logits, counts, params, plan, allowed)
-    drawn = noise(params["keys"], positions, logits.shape[-1]) if plan.noise else None
-    return report(target.logits, target.pick(drawn), rows)
 
 
 def _penalise(logits: mx.array, counts: mx.array, params: Params) -> mx.array:

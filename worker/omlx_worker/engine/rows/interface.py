@@ -201,9 +201,8 @@ class Engine(Protocol):
         left to decode. That may finish the row.
 
         Returns:
-            The bytes that it holds meanwhile; None if the row is not decoding or the decoder cannot
-            suspend rows. The row can instead be removed and added again with its ``generated``
-            tokens.
+            The bytes that it holds meanwhile; None if the row is not decoding. It can instead be
+            removed and added again with its ``generated`` tokens.
         """
         ...
 

@@ -126,7 +126,7 @@ class Prompter:
             return self._deciding(request, job_id, prompt, constraint, marks)
         loops = request.repetition_detection
         most = request.max_completion_tokens
-        scored = self._scored(request)
+        scored = request.scored_alternatives
         echo = self._text_of(request, prompt) if request.echo else None
         rows = [
             Row(
@@ -229,12 +229,7 @@ class Prompter:
     ) -> Grammar | None:
         if constraint is None:
             return None
-        if self._grammars is None:
-            raise InvalidRequest(
-                field,
-                f"{self._info.model} takes no constraints, as it does not run on the ragged batch",
-                "leave it out",
-            )
+        assert self._grammars  # a model of vectors takes no constraints
         try:
             return self._grammars.compile(constraint)
         except TooSlow:
@@ -246,17 +241,6 @@ class Prompter:
             raise InvalidRequest(
                 field, f"the {kind} cannot be compiled ({error})", "change it"
             ) from None
-
-    def _scored(self, request: GenerationRequest) -> int | None:
-        alternatives = request.scored_alternatives
-        if alternatives is not None and self._grammars is None:
-            field = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
-            raise InvalidRequest(
-                field,
-                f"{self._info.model} scores no prompts, as it does not run on the ragged batch",
-                "leave it out",
-            )
-        return alternatives
 
     def _text_of(self, request: GenerationRequest, prompt: list[int]) -> str:
         if isinstance(request.prompt, str):

@@ -13,7 +13,6 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 
-from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of, load, load_engine
@@ -230,10 +229,3 @@ def test_a_draft_model_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None
     assert refused("/no/such").startswith("--draft-model /no/such: no such directory")
     (other / "config.json").unlink()
     assert refused(str(other)).startswith(f"--draft-model {other}: no checkpoint")
-
-
-def test_a_draft_model_for_a_model_without_a_ragged_form_is_refused(target: nn.Module) -> None:
-    broken = patch.object(AttentionCache, "put", lambda *_: None)
-
-    with broken, pytest.raises(ModelError, match="--draft-model: leave it out; the model does not"):
-        decoder_of(target, 1, 2, smaller())

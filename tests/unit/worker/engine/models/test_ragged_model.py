@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable
 from unittest.mock import patch
@@ -21,7 +20,6 @@ from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
-from omlx_worker.engine.loading.loader import decoder_of
 from omlx_worker.engine.loading.self_check import difference
 from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged import lookups
@@ -216,19 +214,6 @@ def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_the_reaso
 
     with broken, pytest.raises(Unsupported, match="differs from a plain forward"):
         as_ragged(tiny("llama"))
-
-
-def test_a_model_without_a_ragged_form_runs_on_generate_step_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    broken = patch.object(AttentionCache, "put", put_no_keys)
-
-    with broken, caplog.at_level(logging.WARNING):
-        decoder = decoder_of(tiny("llama"), max_rows=1, depth=0)
-
-    assert decoder.reason is not None
-    assert f"slowly and without drafts, because {decoder.reason}" in caplog.text
-    assert "differs from a plain forward" in decoder.reason
 
 
 def test_a_family_with_another_kind_of_state_is_refused() -> None:

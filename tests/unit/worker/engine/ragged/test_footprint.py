@@ -12,8 +12,6 @@ from mlx.utils import tree_flatten
 
 from omlx_producer.terminal import in_units
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.engine import generator
-from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
@@ -290,30 +288,6 @@ def test_weights_are_counted_whether_the_head_is_used_or_not(attentive: Loaded) 
     weights = sum(array.nbytes for _, array in tree_flatten(attentive.network.parameters()))
 
     assert attentive.decoder(0).weight_bytes == attentive.decoder(2).weight_bytes == weights
-
-
-@pytest.mark.slow
-def test_rows_of_a_llama_take_no_more_than_projected(
-    llama_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What a chunk takes while it is read is not projected.
-    monkeypatch.setattr(generator, "PREFILL_CHUNK", 16)
-    llama = Loaded.at(llama_path)
-    decoder = SerialDecoder(llama.network)
-    lengths = [700, 30, 1500]
-    before = settled()
-    mx.reset_peak_memory()
-    projected = decoder.bytes_for([(length, length + 60) for length in lengths])
-
-    for index, length in enumerate(lengths):
-        decoder.add(row(str(index), [1 + index] * length, 60))
-        decoder.prefill({str(index): 2000})
-    for _ in range(3 * 60):
-        decoder.step()
-    mx.synchronize()
-
-    taken = mx.get_peak_memory() - before
-    assert taken <= projected <= 3 * taken
 
 
 def test_the_budget_leaves_room_in_what_metal_recommends_or_is_what_is_free_and_taken(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from omlx_worker.engine.ragged.sampling import Draw, Plan, params, sample
+from omlx_worker.engine.ragged.sampling import Draw, Plan, distribution, noise, params, report
 from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.chi_square import disagreement
 
@@ -22,23 +22,31 @@ def logits(rows: int, seed: int = 0, scale: float = 2.0) -> mx.array:
     return scale * mx.random.normal((rows, 1, VOCABULARY), key=mx.random.key(seed))
 
 
+def sample(
+    logits: mx.array, at: mx.array, counts: mx.array | None, rows: list[Sampling]
+) -> list[mx.array]:
+    plan = Plan.of(rows)
+    given = params(rows, plan)
+    target = distribution(logits, counts, given, plan)
+    drawn = noise(given["keys"], at, logits.shape[-1]) if plan.noise else None
+    return report(target.logits, target.pick(drawn), rows)
+
+
 def draw(
     scores: mx.array,
     rows: list[Sampling],
     positions: list[int] | None = None,
     counts: mx.array | None = None,
 ) -> list[mx.array]:
-    plan = Plan.of(rows)
     at = mx.array(positions or [5] * len(rows), mx.int32)[:, None]
-    return sample(scores, at, counts, rows, params(rows, plan), plan)
+    return sample(scores, at, counts, rows)
 
 
 def many(scores: mx.array, row: Sampling, count: int) -> list[int]:
     """Draw again and again from the same logits, at successive positions."""
     at = mx.arange(count, dtype=mx.int32)[None]
-    plan = Plan.of([row])
     repeated = mx.broadcast_to(scores[:1], (1, count, VOCABULARY))
-    tokens: list[int] = sample(repeated, at, None, [row], params([row], plan), plan)[0][0].tolist()
+    tokens: list[int] = sample(repeated, at, None, [row])[0][0].tolist()
     return tokens
 
 

@@ -243,15 +243,8 @@ def ask(**fields: Any) -> GenerationRequest:
 
 def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
     tokenizer = Loaded.demo().tokenizer
-    plain = Prompter(tokenizer, INFO, 4096, Sampling())
     constrained = Prompter(tokenizer, INFO, 4096, Sampling(), grammars=grammars())
 
-    with pytest.raises(InvalidRequest) as refused:
-        plain.rows(ask(response_format={"type": "json_object"}), "job")
-    assert str(refused.value) == (
-        "response_format: m takes no constraints, as it does not run on the ragged batch; leave it "
-        "out"
-    )
     with pytest.raises(InvalidRequest) as refused:
         constrained.rows(ask(structured_outputs={"regex": "[a-z"}), "job")
     assert str(refused.value) == (
