@@ -21,7 +21,6 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 # Producers and gateways read REDIS_URL and ALLOW_EVICTION; all are settings of workers.
 KNOWN = frozenset(
     {
-        "OMLX_QUEUE_ACCEPTANCE",
         "OMLX_QUEUE_ALLOW_EVICTION",
         "OMLX_QUEUE_ALLOW_SLEEP",
         "OMLX_QUEUE_BURST",

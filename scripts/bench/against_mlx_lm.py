@@ -63,7 +63,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="without mlx-lm's generators")
     parser.add_argument("--contexts", type=int, nargs="+", default=[256])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--rules", nargs="+", choices=["coupled", "ratio"], default=["coupled"])
     parser.add_argument("--tokens", type=int, default=48, help="a row and lap")
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--settle", type=int, default=8, help="steps before a lap's clock starts")
@@ -148,18 +147,15 @@ def decode(
     for context in args.contexts:
         distinct = heldout_prompts(tokenizer, context, min(max(args.rows), DISTINCT))
         caches.read(distinct)
-        for temperature, rule, rows in itertools.product(args.temperatures, args.rules, args.rows):
-            if not temperature and rule != args.rules[0]:
-                continue
+        for temperature, rows in itertools.product(args.temperatures, args.rows):
             prompts = list(itertools.islice(itertools.cycle(distinct), rows))
-            sampling = Sampling(temperature, ratio=bool(temperature) and rule == "ratio")
-            plan = LapPlan(args.laps, args.tokens, args.settle, args.learn, sampling)
+            plan = LapPlan(args.laps, args.tokens, args.settle, args.learn, Sampling(temperature))
             figures: list[dict[str, Any]] = []
             for line, _ in measure(sides.at(rows, args.depths), prompts, plan):
                 figures = [figures_of(measured, caches, prompts, plan) for measured in line]
                 results.write(figures)
             results.add(figures)
-            console.print(f"context {context}, temperature {temperature:g}, rule {rule}")
+            console.print(f"context {context}, temperature {temperature:g}")
             console.print(table_of(line))
             for measured in line:
                 if measured.failed:
@@ -175,9 +171,8 @@ def figures_of(
         decoded = plan.tokens + plan.settle * measured.tokens / measured.row_steps
         head = measured.side == AUTO or (measured.side.startswith("K=") and measured.side != "K=0")
         own = sum(caches.bytes_after(prompt, decoded, head=head) for prompt in prompts)
-    rule = "ratio" if plan.sampling.ratio else "coupled"
-    sampled = {"temperature": plan.sampling.temperature, "rule": rule}
-    return {**measured.to_json(), **sampled, "own": round(own)}
+    temperature = plan.sampling.temperature
+    return {**measured.to_json(), "temperature": temperature, "own": round(own)}
 
 
 def read(network: nn.Module, tokenizer: Any, args: argparse.Namespace, results: Results) -> None:

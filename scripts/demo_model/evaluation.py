@@ -1,7 +1,8 @@
 """Acceptance of the demo model's drafts on held-out prompts, on MLX, from the saved checkpoint.
 
 The backbone is mlx-lm's, the head is put together here from mlx-lm's layers: neither the trainer's
-classes nor the worker's engine are used. Float32; greedy, and sampling with `--acceptance ratio`.
+classes nor the worker's engine are used. Float32; greedy, and sampling where a draft is accepted
+with probability min(1, p/q).
 """
 
 import json

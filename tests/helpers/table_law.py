@@ -55,7 +55,7 @@ def draw_pairs(
     counted: Counter[tuple[int, int]] = Counter()
     for lap in range(rounds):
         rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
-        plan = Plan.of(rows, drafts=True)
+        plan = Plan.of(rows)
         settings = params(rows, plan)
         settings["active"] = mx.ones((ROWS,), mx.int32)
         settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
@@ -76,8 +76,6 @@ def draw_pairs(
         while lengths.min() < 3:
             depth = next(turns)
             state = fit(state, [], depth, max(depths)) | {"table": zeros[:, None]}
-            if plan.ratio and depth and "weights" not in state:
-                state["weights"] = mx.zeros((ROWS, depth, VOCABULARY))
             outcome, state = step(model, state, settings, plan, depth, own)
             accepted = np.array(outcome.verdicts)[:, 1]
             for place, tokens in enumerate(np.array(outcome.tokens).T):

@@ -1,4 +1,4 @@
-"""Both rules emit the target's law exactly: counted over hundreds of thousands of samples.
+"""Rows emit the target's law exactly: counted over hundreds of thousands of samples.
 
 The model here is a table: what follows a token depends on that token alone, by one table for
 the target and by another for the head. So the law of any few successive tokens, under any
@@ -7,25 +7,19 @@ filters and penalties, can be written down exactly, and the step under test is t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.caches.recurrent_cache import widened
 from omlx_worker.engine.models.draft_model import DraftModel
-from omlx_worker.engine.ragged import lookups, speculation
+from omlx_worker.engine.ragged import step
 from omlx_worker.engine.ragged.sampling import Distribution
 from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, START, draw_pairs, exact_pairs
 from tests.helpers.table_model import VOCABULARY, TableModel
-
-# Whether each draft survives, and what replaces it.
-Verdict = tuple[mx.array, mx.array]
 
 SETTINGS = [
     pytest.param(Sampling(temperature=1.0), id="plain"),
@@ -44,22 +38,20 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
-def test_they_do_so_where_a_draft_model_drafts(rule: str) -> None:
+def test_they_do_so_where_a_draft_model_drafts() -> None:
     model, other = TableModel(closeness=0.6), TableModel(closeness=0.6)
     # The draft model's own scores, of all tokens but the last.
     other.target, other.vocabulary = other.head[:, :-1], VOCABULARY - 1
     model.drafter = DraftModel(other, VOCABULARY)  # type: ignore[arg-type]
-    sampling = Sampling(temperature=0.9, ratio=rule == "ratio")
+    sampling = Sampling(temperature=0.9)
 
     counted = draw_pairs(model, sampling, depths=[2], rounds=1)
 
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
 
 
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
-def test_an_eighth_of_the_samples_follow_the_target_law(rule: str) -> None:
-    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+def test_an_eighth_of_the_samples_follow_the_target_law() -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9)
 
     counted = draw_pairs(model, sampling, depths=[2], rounds=1)
 
@@ -74,9 +66,8 @@ TEXT = [token for followed in FOLLOWED for token in (*BEFORE, START, *followed)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [0, 2], ids=["alone", "beside the head"])
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
-def test_they_do_so_where_drafts_are_looked_up(rule: str, own: int) -> None:
-    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+def test_they_do_so_where_drafts_are_looked_up(own: int) -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9)
 
     counted = draw_pairs(model, sampling, [3, 2], own=own, text=TEXT)
 
@@ -85,7 +76,7 @@ def test_they_do_so_where_drafts_are_looked_up(rule: str, own: int) -> None:
 
 
 def test_an_eighth_does_so_where_drafts_are_looked_up() -> None:
-    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=True)
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9)
 
     counted = draw_pairs(model, sampling, [3], rounds=1, own=2, text=TEXT)
 
@@ -93,29 +84,9 @@ def test_an_eighth_does_so_where_drafts_are_looked_up() -> None:
 
 
 @pytest.mark.slow
-def test_judging_a_looked_up_draft_by_the_heads_distribution_would_be_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    merged = lookups.merged
-
-    def faulty(tokens: mx.array, chosen: mx.array, after: Any, *rest: Any) -> dict[str, mx.array]:
-        right = merged(tokens, chosen, after, *rest)
-        return right | {"weights": widened(after["weights"], tokens.shape[1])}
-
-    monkeypatch.setattr(lookups, "merged", faulty)
-    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=True)
-
-    counted = draw_pairs(model, sampling, [2], own=2, text=TEXT)
-
-    assert disagreement(counted, exact_pairs(model, sampling)) > 3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SETTINGS)
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
-def test_successive_tokens_follow_the_target_law(sampling: Sampling, rule: str) -> None:
+def test_successive_tokens_follow_the_target_law(sampling: Sampling) -> None:
     model = TableModel(closeness=0.6)
-    sampling = replace(sampling, ratio=rule == "ratio")
 
     counted = draw_pairs(model, sampling, depths=[2])
 
@@ -125,9 +96,8 @@ def test_successive_tokens_follow_the_target_law(sampling: Sampling, rule: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depths", [[1, 3], [3, 1], [2, 0, 3]], ids=str)
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
-def test_they_do_so_while_the_depth_changes_from_step_to_step(depths: list[int], rule: str) -> None:
-    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+def test_they_do_so_while_the_depth_changes_from_step_to_step(depths: list[int]) -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9)
 
     counted = draw_pairs(model, sampling, depths)
 
@@ -136,37 +106,24 @@ def test_they_do_so_while_the_depth_changes_from_step_to_step(depths: list[int],
 
 
 @pytest.mark.slow
-def test_at_temperature_zero_the_rules_are_one_and_take_the_likeliest_tokens() -> None:
+def test_at_temperature_zero_they_take_the_likeliest_tokens() -> None:
     model = TableModel(closeness=0.5)
     [(pair, _)] = [item for item in exact_pairs(model, Sampling(0.0)).items() if item[1] == 1]
 
-    for ratio in (True, False):
-        assert set(draw_pairs(model, Sampling(0.0, ratio=ratio), depths=[2], rounds=1)) == {pair}
-
-
-def resampled_from_the_target(verdict: Verdict, samples: mx.array, drafts: mx.array) -> Verdict:
-    survives, _ = verdict
-    return survives, samples
-
-
-def accepted_by_exact_match(verdict: Verdict, samples: mx.array, drafts: mx.array) -> Verdict:
-    _, instead = verdict
-    return samples == drafts, instead
+    assert set(draw_pairs(model, Sampling(0.0), depths=[2], rounds=1)) == {pair}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [resampled_from_the_target, accepted_by_exact_match])
-def test_a_rejection_judged_or_replaced_by_samples_of_the_target_would_be_noticed(
-    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Verdict, mx.array, mx.array], Verdict]
-) -> None:
-    judge = speculation._judge_by_ratio
+def test_drafts_taken_as_they_are_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(target: Distribution, state: State, *rest: Any) -> tuple[mx.array, mx.array]:
+        tokens, accepted = judge(target, state, *rest)
+        if "drafts" not in state:
+            return tokens, accepted
+        depth = state["drafts"].shape[1]
+        return mx.concatenate([state["drafts"], tokens[:, depth:]], axis=1), state["offered"]
 
-    def faulty(target: Distribution, state: State, drawn: mx.array, *rest: Any) -> Verdict:
-        samples = target.pick(drawn)[:, : state["drafts"].shape[1]]
-        return fault(judge(target, state, drawn, *rest), samples, state["drafts"])
-
-    monkeypatch.setattr(speculation, "_judge_by_ratio", faulty)
-    model = TableModel(closeness=0.6)
-    sampling = Sampling(temperature=1.0, ratio=True)
+    judge = step.judge
+    monkeypatch.setattr(step, "judge", faulty)
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=1.0)
 
     assert disagreement(draw_pairs(model, sampling, depths=[2]), exact_pairs(model, sampling)) > 3

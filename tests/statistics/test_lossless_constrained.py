@@ -1,4 +1,4 @@
-"""Constrained rows have the model's law given what is allowed, under both rules.
+"""Constrained rows have the model's law given what is allowed.
 
 The model is a table, and so is the grammar here: which tokens may follow depends on the last one.
 Two tokens force the one after them, so forced drafts take part.
@@ -6,7 +6,6 @@ Two tokens force the one after them, so forced drafts take part.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +18,7 @@ from omlx_worker.engine.ragged.step import Outcome, State, commit, forward
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, Step, draw_pairs, exact_pairs
-from tests.helpers.table_model import VOCABULARY, TableModel
+from tests.helpers.table_model import TableModel
 
 # After 0 comes 4, and after that 1; the other tokens leave a choice.
 FOLLOW = [[4], [0, 2, 3], [0, 1, 3, 5], [0, 1], [1], [2, 3, 4, 5]]
@@ -60,8 +59,7 @@ def stepped(shift: int = 0, *, forces: bool = True) -> Step:
             offered = np.array(state["offered"]).tolist()
             lists = enumerate(zip(np.array(tokens).tolist(), offered, strict=True))
             runs = {row: runs_of(t[0], t[1 : 1 + count]) for row, (t, count) in lists}
-            vocabulary = VOCABULARY if plan.ratio else 0
-            after = force(after, packed(runs, ROWS, depth), settings["depth"], depth, vocabulary)
+            after = force(after, packed(runs, ROWS, depth), settings["depth"], depth)
         return outcome, after
 
     return step
@@ -73,12 +71,10 @@ SETTINGS = [
     pytest.param(Sampling(temperature=0.7, top_p=0.8, min_p=0.1), [2, 0, 3], id="filters"),
     pytest.param(Sampling(temperature=0.9, repetition_penalty=1.5), [2], id="penalty"),
 ]
-RULES = pytest.mark.parametrize("rule", ["ratio", "coupled"])
 
 
-@pytest.mark.parametrize("rule", ["coupled", pytest.param("ratio", marks=pytest.mark.slow)])
-def test_an_eighth_of_the_samples_follow_the_law_of_what_is_allowed(rule: str) -> None:
-    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+def test_an_eighth_of_the_samples_follow_the_law_of_what_is_allowed() -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9)
 
     counted = draw_pairs(model, sampling, depths=[2], rounds=1, step=stepped())
 
@@ -86,13 +82,11 @@ def test_an_eighth_of_the_samples_follow_the_law_of_what_is_allowed(rule: str) -
 
 
 @pytest.mark.slow
-@RULES
 @pytest.mark.parametrize(("sampling", "depths"), SETTINGS)
 def test_successive_tokens_follow_the_law_of_what_is_allowed(
-    sampling: Sampling, depths: list[int], rule: str
+    sampling: Sampling, depths: list[int]
 ) -> None:
     model = TableModel(closeness=0.6)
-    sampling = replace(sampling, ratio=rule == "ratio")
 
     counted = draw_pairs(model, sampling, depths, step=stepped())
 
@@ -100,9 +94,8 @@ def test_successive_tokens_follow_the_law_of_what_is_allowed(
     assert disagreement(counted, exact_pairs(model, sampling, FOLLOW.__getitem__)) < 1
 
 
-@RULES
-def test_a_mask_that_is_one_place_late_would_be_noticed(rule: str) -> None:
-    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+def test_a_mask_that_is_one_place_late_would_be_noticed() -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9)
 
     counted = draw_pairs(model, sampling, depths=[2], rounds=1, step=stepped(shift=1))
 

@@ -68,7 +68,6 @@ def load_engine(settings: WorkerSettings, tell: Tell = lambda _: None) -> Decodi
         settings.model,
         max_rows=settings.most_rows,
         depth=settings.depth,
-        ratio=settings.acceptance == "ratio",
         graft=graft_of(settings),
         draft_model=settings.draft_model,
         lookup=settings.lookup_depth,

@@ -22,7 +22,7 @@ SECTIONS = {
     "Model": ("model", "model_alias", "mtp_from", "draft_model", "switch_after"),
     "Decoding": (
         *("max_batch", "default_max_tokens", "thinking_budget", "mode"),
-        *("mtp_depth", "lookup", "acceptance", "fixed_shapes", "state_dir"),
+        *("mtp_depth", "lookup", "fixed_shapes", "state_dir"),
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),

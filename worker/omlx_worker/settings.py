@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import (
     ByteSize,
@@ -96,9 +96,6 @@ class WorkerSettings(BaseSettings):
     )
     lookup: bool = Field(
         default=True, description="Also draft what followed the same tokens before."
-    )
-    acceptance: Literal["coupled", "ratio"] = Field(
-        default="coupled", description="The rule for drafts of requests without a seed."
     )
     fixed_shapes: bool = Field(
         default=False, description="One text in any company, in half precision too."

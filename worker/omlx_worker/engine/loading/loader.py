@@ -82,7 +82,6 @@ def load_engine(
     *,
     max_rows: int,
     depth: int = 0,
-    ratio: bool = False,
     graft: Graft | None = None,
     draft_model: str | None = None,
     lookup: int = 0,
@@ -99,7 +98,6 @@ def load_engine(
         model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
         max_rows: how many rows may decode at once.
         depth: most drafts a step by an MTP head or a draft model.
-        ratio: judge the drafts of requests without a seed by the ratio rule.
         graft: see `load`; left out at depth 0.
         draft_model: named like ``model``; not loaded at depth 0.
         lookup: most drafts a step that are looked up; 0 for none.
@@ -139,7 +137,6 @@ def load_engine(
             info,
             vocabulary,
             defaults,
-            ratio=ratio,
             grammars=grammars,
             chat_tokens=chat_tokens,
             thinking_budget=thinking_budget,

@@ -40,7 +40,7 @@ from omlx_worker.engine.ragged.lookups import (
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.ragged.sampling import counts_of
 from omlx_worker.engine.ragged.step import State
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.rows.thinking import Thoughts
 
 SHRINK_AFTER = 32
@@ -48,8 +48,7 @@ SHRINK_AFTER = 32
 A larger excess shrinks sooner: eight times the need after a seventh of these steps."""
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "offered", "source")
-_OPTIONAL = {"counts", "weights"}
-_CUT = ("drafts", "weights", "history")
+_CUT = ("drafts", "history")
 """Arrays whose second axis differs between batches."""
 
 
@@ -199,7 +198,7 @@ class Batch:
         self.fold([row])
         row.layers = [cache.copy(row.slot) for cache in self.caches]
         own = mx.array([row.slot])
-        useless = {"table", "entries"} | _OPTIONAL - _needed(row.request.sampling)
+        useless = {"table", "entries"} | (set() if row.request.sampling.penalises else {"counts"})
         row.state = {name: array[own] for name, array in self.state.items() if name not in useless}
         mx.eval(row.layers, row.state)
         self.suspended[row_id] = row
@@ -307,16 +306,11 @@ class Batch:
             self._slack = 0
 
     def hold_needed(self) -> None:
-        """Hold the arrays of penalties and ratios only while a row needs them."""
-        state, vocabulary = self.state, self._model.vocabulary
-        needed = {name for row in self.rows.values() for name in _needed(row.request.sampling)}
-        shapes: dict[str, tuple[int, ...]] = {"counts": (self.slots, vocabulary)}
-        if "drafts" in state:
-            shapes["weights"] = (*state["drafts"].shape, vocabulary)
-        for name in _OPTIONAL - needed:
-            state.pop(name, None)
-        for name in shapes.keys() & needed - state.keys():
-            state[name] = mx.zeros(shapes[name], mx.float32 if name == "weights" else mx.int32)
+        """Hold the counts of penalties only while a row needs them."""
+        if not any(row.request.sampling.penalises for row in self.rows.values()):
+            self.state.pop("counts", None)
+        elif "counts" not in self.state:
+            self.state["counts"] = mx.zeros((self.slots, self._model.vocabulary), mx.int32)
 
     def _drain(self) -> None:
         """Wait for the step in flight, so that only the caches hold their buffers."""
@@ -460,10 +454,3 @@ class Batch:
         for cache, after in zip(self.caches, caches, strict=True):
             if isinstance(cache, RecurrentCache) and isinstance(after, RecurrentCache):
                 cache.kept = [mx.zeros_like(part) for part in after.kept]
-
-
-def _needed(sampling: Sampling) -> set[str]:
-    """The optional arrays that a row needs."""
-    weights = sampling.ratio and sampling.temperature > 0
-    needs = {"counts": sampling.penalises, "weights": weights}
-    return {name for name, needed in needs.items() if needed}

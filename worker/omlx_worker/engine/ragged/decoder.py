@@ -280,8 +280,7 @@ class RaggedDecoder(Batch):
             self.caches, state, hidden, self._params, self._plan, depth, allowed
         )
         if forced is not None and matchers and depth:
-            vocabulary = self.vocabulary if self._plan.ratio else 0
-            self.state = force(self.state, forced, self._params["depth"], depth, vocabulary)
+            self.state = force(self.state, forced, self._params["depth"], depth)
         for _, row in rows:
             # Bounds: as if all drafts were accepted, and as if none were. `_land` corrects them.
             row.cursor += width
@@ -331,7 +330,7 @@ class RaggedDecoder(Batch):
         for row in self.rows.values():
             sampling[row.slot] = row.request.sampling
             depths[row.slot], active[row.slot] = self._depth_of(row.request), 1
-        self._plan = Plan.of(sampling, drafts=self.max_depth > 0)
+        self._plan = Plan.of(sampling)
         self._params = params(sampling, self._plan)
         self._params["active"] = mx.array(active, mx.int32)
         self._params["depth"] = mx.array(depths, mx.int32)

@@ -134,6 +134,7 @@ class Footprint:
             kept = sum(size_of(cache.kept) for cache in recurrent)
         # Tails, states and kept inputs.
         self._slot = sum(TAIL * size for size, _ in self._layers) + state + kept
+        self._vocabulary = model.vocabulary
         self._logits = model.vocabulary * (1 + depth)
         self._state = state
         # The logits of a window; of those scored at once, four arrays of 4 bytes each.
@@ -179,8 +180,7 @@ class Footprint:
             for size, ring in self._layers
         ]
         bare = all(size[3:4] == (1,) for size in rows)
-        # Counts, and the drafts' own weights.
-        slot = self._slot + (0 if bare else 4 * self._logits)
+        slot = self._slot + (0 if bare else 4 * self._vocabulary)  # counts
         # Measured, over a window at once: all sampling rules together are ten float32 arrays.
         window = self._logits * (_BARE if bare else _SAMPLED)
         passing = max(

@@ -81,7 +81,7 @@ def extended(history: mx.array, cursors: mx.array, emitted: mx.array) -> mx.arra
 
 
 def look_up(
-    state: dict[str, mx.array], limits: mx.array, depth: int, shortest: int, vocabulary: int
+    state: dict[str, mx.array], limits: mx.array, depth: int, shortest: int
 ) -> dict[str, mx.array]:
     """The arrays of the state that change when drafts are looked up.
 
@@ -90,14 +90,13 @@ def look_up(
         limits: ``[S]`` int32, drafts of each row, at most.
         depth: drafts that the next step may judge for any row, at least 1.
         shortest: tokens of a match, at least.
-        vocabulary: 0 if the drafts' distributions are not asked for.
     """
     tokens, found = search(state["history"], state["cursors"], depth, shortest)
-    changed = {
+    return {
         "source": mx.where(found, _SOURCE, state["source"]),
         "offered": mx.where(found, mx.minimum(limits, depth), state["offered"]),
+        "drafts": merged(tokens, found, state, depth),
     }
-    return changed | merged(tokens, found, state, depth, vocabulary)
 
 
 def search(
@@ -133,28 +132,16 @@ def search(
     return mx.take_along_axis(history, after, axis=1), best[:, 0] > 0
 
 
-def merged(
-    tokens: mx.array, chosen: mx.array, state: dict[str, mx.array], depth: int, vocabulary: int
-) -> dict[str, mx.array]:
+def merged(tokens: mx.array, chosen: mx.array, state: dict[str, mx.array], depth: int) -> mx.array:
     """The drafts of the next step: ``tokens`` where ``chosen``, ``[S]`` bool, else as they are.
-
-    A draft that was not sampled is certain, so its distribution is a point mass: under ``ratio`` it
-    is accepted with probability ``p(d)``, and replaced by a sample from the rest of ``p``.
 
     Args:
         tokens: ``[S, depth]`` int32.
         state: after a step, with the model's own drafts if it has made any.
-        vocabulary: 0 if no distributions are asked for.
     """
-    where, after = chosen[:, None], {"drafts": tokens}
-    if "drafts" in state:
-        after["drafts"] = mx.where(where, tokens, widened(state["drafts"], depth))
-    if vocabulary:
-        weights = mx.where(mx.arange(vocabulary) == tokens[..., None], 0.0, -mx.inf)
-        if "weights" in state:
-            weights = mx.where(where[..., None], weights, widened(state["weights"], depth))
-        after["weights"] = weights
-    return after
+    if "drafts" not in state:
+        return tokens
+    return mx.where(chosen[:, None], tokens, widened(state["drafts"], depth))
 
 
 def _places(first: int, count: int) -> mx.array:

@@ -245,18 +245,16 @@ def packed(runs: Mapping[int, Sequence[Run]], slots: int, depth: int) -> mx.arra
     return mx.array(array)
 
 
-def force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary: int) -> State:
+def force(state: State, runs: mx.array, limits: mx.array, depth: int) -> State:
     """Replace drafts by forced tokens in the state after the step; returns the new state.
 
     Args:
         runs: from `packed`.
         limits: ``[S]`` int32, drafts of each row, at most.
         depth: drafts that the next step may judge.
-        vocabulary: 0 if the drafts' distributions are not asked for.
     """
-    names = ("accepted", "pending", "offered", "source", "drafts", "weights")
-    used = {name: state[name] for name in names if name in state}
-    return state | _force(used, runs, limits, depth, vocabulary)
+    names = ("accepted", "pending", "offered", "source", "drafts")
+    return state | _force({name: state[name] for name in names}, runs, limits, depth)
 
 
 def _fill(inner: LLMatcher, drafts: list[int], bits: NDArray[np.int32]) -> None:
@@ -298,7 +296,7 @@ def _threads() -> TimedThreads:
 
 
 @mx.compile
-def _force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary: int) -> State:
+def _force(state: State, runs: mx.array, limits: mx.array, depth: int) -> State:
     place, token, count = (runs[..., index] for index in range(3))
     hit = (place == state["accepted"][:, None]) & (token == state["pending"][:, None]) & (count > 0)
     found = mx.argmax(hit, axis=1)[:, None, None]
@@ -308,7 +306,8 @@ def _force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabular
     # Drafts that begin with the forced tokens may go on past them, so they stay.
     known = ((state["drafts"] == tokens) | ~inside).all(axis=1) & (state["offered"] >= count)
     chosen = (count > 0) & ~known
-    after = merged(tokens, chosen, state, depth, vocabulary)
-    after["offered"] = mx.where(chosen, count, state["offered"])
-    after["source"] = mx.where(chosen, _SOURCE, state["source"])
-    return after
+    return {
+        "drafts": merged(tokens, chosen, state, depth),
+        "offered": mx.where(chosen, count, state["offered"]),
+        "source": mx.where(chosen, _SOURCE, state["source"]),
+    }

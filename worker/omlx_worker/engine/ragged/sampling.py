@@ -32,7 +32,6 @@ Params = dict[str, mx.array]
 | --- | --- | --- |
 | ``keys`` | ``[S, 2]`` uint32, random keys | always |
 | ``temperature`` | ``[S, 1, 1]`` | with noise |
-| ``ratio`` | ``[S, 1]`` bool, whether the ratio rule judges drafts | with that rule |
 | ``top_p``, ``min_p`` | ``[S, 1, 1]`` | with filters |
 | ``top_k`` | ``[S, 1, 1]`` int32 | with filters |
 | ``repetition``, ``presence``, ``frequency`` | ``[S, 1, 1]`` | with penalties |
@@ -58,17 +57,15 @@ class Plan:
         penalties: some row has a penalty, so token counts are kept.
         biases: entries of the longest logit bias, rounded up to a power of two, at least
             `FEWEST_BIASES`.
-        ratio: some row's drafts are judged by the ratio rule, so their log-weights are kept.
     """
 
     noise: bool = False
     filters: bool = False
     penalties: bool = False
     biases: int = 0
-    ratio: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[Sampling], *, drafts: bool = False) -> Plan:
+    def of(cls, rows: Sequence[Sampling]) -> Plan:
         longest = max((len(row.logit_bias) for row in rows), default=0)
         sampled = [row for row in rows if row.temperature > 0]
         return cls(
@@ -76,7 +73,6 @@ class Plan:
             filters=any(row.top_p < 1 or row.top_k > 0 or row.min_p > 0 for row in sampled),
             penalties=any(row.penalises for row in rows),
             biases=max(FEWEST_BIASES, 1 << (longest - 1).bit_length()) if longest else 0,
-            ratio=drafts and any(row.ratio for row in sampled),
         )
 
 
@@ -131,8 +127,6 @@ def params(rows: Sequence[Sampling], plan: Plan) -> Params:
     out: Params = {"keys": mx.array([_key(row.seed) for row in rows], mx.uint32)}
     if plan.noise:
         out["temperature"] = column([row.temperature for row in rows])
-    if plan.ratio:
-        out["ratio"] = mx.array([[row.ratio and row.temperature > 0] for row in rows])
     if plan.filters:
         out["top_p"] = column([row.top_p for row in rows])
         out["top_k"] = column([row.top_k for row in rows], mx.int32)
@@ -224,12 +218,6 @@ def noise(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
     """
     draw = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))
     return draw(_keys_at(keys, positions)).reshape(*positions.shape, vocabulary)
-
-
-def uniform(keys: mx.array, positions: mx.array) -> mx.array:
-    """Uniform numbers ``[S, W]`` in [0, 1), one a row and position."""
-    draw = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
-    return draw(_keys_at(keys, positions)).reshape(positions.shape)
 
 
 def report(logits: mx.array, tokens: mx.array, rows: Sequence[Sampling]) -> list[mx.array]:

@@ -1,16 +1,8 @@
 """Drafts and their verdict: which drafts a row accepts, and which token follows them.
 
-Under both rules the text has the distribution of sampling token by token from the target:
-
-``coupled``  Draft and target sample with the same noise. A draft is accepted if it equals the
-             target's sample. Every emitted token is the target's sample, so a seed gives the
-             same text at every depth, 0 included.
-``ratio``    A draft ``d`` from a distribution ``q`` is accepted with probability
-             ``min(1, p(d)/q(d))``, where ``p`` is the target's. On rejection the token is sampled
-             from ``max(p - q, 0)``, normalised (Leviathan et al. 2023, Chen et al. 2023).
-             Accepts more often than ``coupled``.
-
-At temperature 0 both distributions are one token, and the rules are the same.
+Draft and target sample with the same noise, and a draft is accepted if it equals the target's
+sample. So every emitted token is the target's sample: the text has the distribution of sampling
+token by token, and a seed gives the same text at every depth, 0 included.
 """
 
 from __future__ import annotations
@@ -27,11 +19,7 @@ from omlx_worker.engine.ragged.sampling import (
     Plan,
     distribution,
     noise,
-    uniform,
 )
-
-_DRAFT_STREAM = 0x9E3779B9
-_VERDICT_STREAM = 0x7F4A7C15
 
 
 def judge(
@@ -56,45 +44,9 @@ def judge(
     tokens, offered = target.pick(gumbel), state["offered"]
     if "drafts" not in state:
         return tokens, mx.zeros_like(offered)
-    drafts = state["drafts"]
-    depth = drafts.shape[1]
-    places = mx.arange(depth)
-    agrees = tokens[:, :depth] == drafts
-    if plan.ratio:
-        survives, instead = _judge_by_ratio(target, state, gumbel, positions, params)
-        agrees = mx.where(params["ratio"], survives, agrees)
-    kept = agrees & (places < offered[:, None])
-    accepted = mx.cumprod(kept.astype(mx.int32), axis=1).sum(axis=1)
-    if plan.ratio:
-        rejected = (places == accepted[:, None]) & (places < offered[:, None])
-        replaced = mx.where(rejected & params["ratio"], instead, tokens[:, :depth])
-        replaced = mx.where(places < accepted[:, None], drafts, replaced)
-        tokens = mx.concatenate([replaced, tokens[:, depth:]], axis=1)
-    return tokens, accepted
-
-
-def _judge_by_ratio(
-    target: Distribution,
-    state: dict[str, mx.array],
-    gumbel: mx.array | None,
-    positions: mx.array,
-    params: Params,
-) -> tuple[mx.array, mx.array]:
-    """Whether each draft is accepted ``[S, K]``, and the token to take otherwise."""
-    assert target.weights is not None
-    assert gumbel is not None
-    chosen = state["drafts"][..., None]
-    depth = chosen.shape[1]
-    p = mx.softmax(target.weights[:, :depth], axis=-1)
-    q = mx.softmax(state["weights"], axis=-1)
-    p_chosen = mx.take_along_axis(p, chosen, axis=-1)[..., 0]
-    q_chosen = mx.take_along_axis(q, chosen, axis=-1)[..., 0]
-    u = uniform(_stream(params["keys"], _VERDICT_STREAM), positions[:, :depth])
-    residual = mx.maximum(p - q, 0)
-    # Where rounding leaves no residual, p equals q: sample from p.
-    residual = mx.where(residual.max(axis=-1, keepdims=True) > 0, residual, p)
-    instead = mx.argmax(mx.log(residual) + gumbel[:, :depth], axis=-1).astype(mx.int32)
-    return u * q_chosen < p_chosen, instead
+    depth = state["drafts"].shape[1]
+    kept = (tokens[:, :depth] == state["drafts"]) & (mx.arange(depth) < offered[:, None])
+    return tokens, mx.cumprod(kept.astype(mx.int32), axis=1).sum(axis=1)
 
 
 def propose(
@@ -107,7 +59,7 @@ def propose(
     window: Window,
     params: Params,
     plan: Plan,
-) -> dict[str, mx.array]:
+) -> mx.array:
     """Draft ``depth`` tokens for every row, after the window that was just judged.
 
     The head's entry at a position takes the hidden state there and the token after it. So it reads
@@ -122,7 +74,7 @@ def propose(
         window: of the tokens that ``hidden`` belongs to.
 
     Returns:
-        The state's ``drafts``, and with the ratio rule their ``weights``.
+        The state's ``drafts``.
     """
     cursors, accepted, counts = state["cursors"], state["accepted"], state.get("counts")
     drafter = model.drafter
@@ -130,36 +82,21 @@ def propose(
     out = drafter.draft(tokens, hidden, caches, window)
     last = mx.take_along_axis(out, accepted[:, None, None], axis=1)
     drawn: list[mx.array] = []
-    weights: list[mx.array] = []
     for place in range(depth):
         expected = distribution(
             drafter.logits(last), None if counts is None else counts[:, None], params, plan
         )
         positions = cursors[:, None] + (1 + place)
-        token = expected.pick(_noise(_draft_keys(params, plan), positions, expected, plan))
+        token = expected.pick(_noise(params["keys"], positions, expected, plan))
         drawn.append(token)
-        if plan.ratio and expected.weights is not None:
-            weights.append(expected.weights)
         if place + 1 < depth:
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
             at = cursors + place if drafter.advances else window.cursors + accepted
             here = Window.at(at, window.body_lengths, 1, window.table, window.entries)
             last = drafter.draft(token, last, caches, here)
-    made = {"drafts": drawn} | ({"weights": weights} if weights else {})
-    return {name: mx.concatenate(parts, axis=1) for name, parts in made.items()}
+    return mx.concatenate(drawn, axis=1)
 
 
 def _noise(keys: mx.array, positions: mx.array, of: Distribution, plan: Plan) -> mx.array | None:
     return noise(keys, positions, of.logits.shape[-1]) if plan.noise else None
-
-
-def _draft_keys(params: Params, plan: Plan) -> mx.array:
-    """Coupled rows draft with the target's noise, the others with noise of their own."""
-    keys = params["keys"]
-    return mx.where(params["ratio"], _stream(keys, _DRAFT_STREAM), keys) if plan.ratio else keys
-
-
-def _stream(keys: mx.array, stream: int) -> mx.array:
-    """Row keys ``[S, 2]`` of an independent stream of noise."""
-    return keys ^ mx.array([stream, 0], mx.uint32)

@@ -14,7 +14,6 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step
 ``source``        who made them: an index of `SOURCES`
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
-``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
 ``history``       see `omlx_worker.engine.ragged.lookups`; only if drafts are looked up
 
@@ -47,8 +46,6 @@ MLX keeps every trace of a function until the function itself is dropped, and a 
 hundreds of layouts in a night. So each layout has its own functions: a `forward` of up to three
 traces, some 150 kilobytes a layer each, and a `commit` of one, half a megabyte in all.
 """
-
-_OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
 
@@ -213,7 +210,9 @@ def commit(
     shortest = BEFORE_OWN if own else SHORTEST
     own = min(own, depth)
     if own:
-        after |= propose(model, caches, hidden, after, own, following, window, params, plan)
+        after["drafts"] = propose(
+            model, caches, hidden, after, own, following, window, params, plan
+        )
     elif model.drafter:
         # Nothing takes the output, so only the head's keys and values are computed.
         model.drafter.draft(following, hidden, caches, window)
@@ -222,8 +221,7 @@ def commit(
     if "history" in state:
         after["history"] = extended(state["history"], cursors, emitted)
     if "history" in state and depth:
-        vocabulary = model.vocabulary if plan.ratio else 0
-        after |= look_up(after, params["depth"], depth, shortest, vocabulary)
+        after |= look_up(after, params["depth"], depth, shortest)
     verdicts = mx.stack([state["offered"], accepted, state["source"]], axis=1).astype(mx.int32)
     return Outcome(verdicts, emitted, target.logits), after
 
@@ -248,11 +246,10 @@ def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) ->
     made = state["drafts"].shape[1] if "drafts" in state else 0
     if made == depth:
         return state
-    rest = {name: array for name, array in state.items() if name not in _OF_DRAFTS}
-    if depth and not made:
-        rest["drafts"] = mx.zeros((*state["offered"].shape, depth), mx.int32)
-    elif depth:
-        rest |= {n: widened(state[n], depth)[:, :depth] for n in _OF_DRAFTS if n in state}
+    rest = {name: array for name, array in state.items() if name != "drafts"}
+    if depth:
+        drafts = state.get("drafts", mx.zeros((*state["offered"].shape, 0), mx.int32))
+        rest["drafts"] = widened(drafts, depth)[:, :depth]
     return rest | {"offered": mx.minimum(state["offered"], min(made, depth))}
 
 

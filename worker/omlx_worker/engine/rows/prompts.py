@@ -70,7 +70,6 @@ class Prompter:
         vocabulary: int,
         defaults: Sampling,
         *,
-        ratio: bool = False,
         grammars: Grammars | None = None,
         chat_tokens: int = DEFAULT_CHAT_TOKENS,
         thinking_budget: int | None = None,
@@ -82,7 +81,6 @@ class Prompter:
         self._info = info
         self._vocabulary = vocabulary
         self._defaults = defaults
-        self._ratio = ratio
         self._grammars = grammars
         self._chat_tokens = chat_tokens
         self._thinking_budget = thinking_budget
@@ -297,8 +295,6 @@ class Prompter:
             frequency_penalty=request.frequency_penalty or 0.0,
             logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
             seed=seed,
-            # A seed promises the same text at any depth, which only coupling gives.
-            ratio=self._ratio and request.seed is None,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             thinking=thinking,
         )

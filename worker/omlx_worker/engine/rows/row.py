@@ -35,8 +35,6 @@ class Sampling:
         repetition_penalty: 1 changes nothing.
         logit_bias: added to the logits, by token id.
         seed: 64 bits; the same seed gives the same tokens in any batch.
-        ratio: judge drafts by the ratio rule instead of coupling; see
-            `omlx_worker.engine.ragged.speculation`.
         top_logprobs: alternatives reported per token; None reports no log-probabilities.
         thinking: how its thinking is told, and its budget; None if the model marks none.
     """
@@ -50,7 +48,6 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int = 0
-    ratio: bool = False
     top_logprobs: int | None = None
     thinking: Thinking | None = None
 

@@ -31,8 +31,7 @@ def recurrent(width: int) -> RecurrentCache:
 
 def drafted(depth: int) -> State:
     drafts = mx.broadcast_to(mx.arange(1, depth + 1, dtype=mx.int32), (2, depth))
-    weights = mx.broadcast_to(mx.arange(1.0, depth + 1)[:, None], (2, depth, 5))
-    made = {"drafts": drafts, "weights": weights} if depth else {}
+    made = {"drafts": drafts} if depth else {}
     return {"offered": mx.array([depth, min(depth, 1)], mx.int32), **made}
 
 
@@ -45,13 +44,9 @@ def test_drafts_are_cut_or_padded_and_none_is_judged_that_is_cut(made: int, aske
     assert state["offered"].tolist() == [min(made, asked), min(made, asked, 1)]
     if not asked:
         assert "drafts" not in state
-        assert "weights" not in state
         return
     padded = [*range(1, made + 1), 0, 0, 0][:asked]
     assert state["drafts"].tolist() == [padded, padded]
-    if made:
-        assert state["weights"].shape == (2, asked, 5)
-        assert state["weights"][0, :, 0].tolist() == padded
 
 
 @pytest.mark.parametrize(("kept", "asked"), list(itertools.product(range(1, 5), range(4))))

@@ -191,5 +191,3 @@ def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
 
     assert kept(Sampling(0.8, top_p=0.9)) == set()
     assert kept(Sampling(0.8, presence_penalty=0.5)) == {"counts"}
-    assert kept(Sampling(0.8, ratio=True)) == {"weights"}
-    assert kept(Sampling(0.0, ratio=True)) == set()

@@ -60,7 +60,7 @@ def counted(tokens: list[int]) -> list[int]:
 def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tuple[int, int]:
     """Decode rows of a table model; how many window and draft histories were wrong."""
     rows = [sampling] * 12
-    plan = Plan.of(rows, drafts=True)
+    plan = Plan.of(rows)
     settings = params([replace(row, seed=seed) for seed, row in enumerate(rows)], plan)
     settings["active"] = mx.ones((12,), mx.int32)
     settings["depth"] = mx.full((12,), depth, mx.int32)

@@ -177,7 +177,7 @@ def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
 
 def stepped(history: list[int], own: int, depth: int) -> dict[str, mx.array]:
     """The state after a greedy step of a row with this history."""
-    plan = Plan.of([GREEDY], drafts=True)
+    plan = Plan.of([GREEDY])
     settings = params([GREEDY], plan)
     settings |= {"active": mx.array([1], mx.int32), "depth": mx.array([depth], mx.int32)}
     values = dict.fromkeys(("body_lengths", "accepted", "offered", "source"), 0)

@@ -137,8 +137,7 @@ def test_log_probabilities_are_those_of_what_is_allowed(demo: Loaded) -> None:
 @pytest.mark.slow
 def test_rows_of_the_ratio_rule_obey_the_schema_too(demo: Loaded) -> None:
     rows = [
-        constrained(str(seed), sampling=Sampling(temperature=1.0, seed=seed, ratio=True))
-        for seed in range(6)
+        constrained(str(seed), sampling=Sampling(temperature=1.0, seed=seed)) for seed in range(6)
     ]
 
     for ended in play(demo.decoder(3), [*rows, free("f", HOT)]).values():

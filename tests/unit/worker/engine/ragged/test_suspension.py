@@ -237,7 +237,7 @@ class Company(Player):
 
     def join(self, kind: int) -> None:
         name = f"visitor {len(self.tokens)}"
-        sampling = [*SAMPLINGS, Sampling(1.0, seed=1, ratio=True), replace(HOT, top_k=9)][kind]
+        sampling = [*SAMPLINGS, Sampling(1.0, seed=1), replace(HOT, top_k=9)][kind]
         self.add(row(name, prompt(1 + 60 * kind, kind), 10_000, sampling))
         self.visitors.append(name)
 
