@@ -14,9 +14,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.convert import convert
 from mlx_lm.models import llama
-from mlx_lm.utils import _get_classes
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer, quantize_model, save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from omlx_worker.engine.loading.loader import classes_with_head
 from omlx_worker.engine.models.assistant import Assistant, AssistantArgs
 from omlx_worker.engine.models.mtp import with_head
 from tests.helpers.families import config_of, tiny
@@ -202,6 +203,16 @@ def convert_without_head(path: Path, to: Path, bits: int | None = None) -> Path:
     """What mlx-lm makes of a raw checkpoint: a copy whose head is lost."""
     with redirect_stdout(io.StringIO()):
         convert(str(path), str(to), quantize=bits is not None, q_bits=bits, q_group_size=32)
+    return to
+
+
+def convert_with_head(path: Path, to: Path, bits: int | None = None) -> Path:
+    """What others make of a raw checkpoint: a copy that has its head, in mlx-lm's form."""
+    network, config = load_model(path, get_model_classes=classes_with_head)
+    if bits:
+        network, config = quantize_model(network, config, 32, bits)
+    with redirect_stdout(io.StringIO()):
+        save(to, path, network, load_tokenizer(path), config)
     return to
 
 

@@ -38,8 +38,10 @@ NOT_TYPED = {
     "-m mlx-community/Qwen3.5-9B-MLX-4bit --model-alias qwen --mtp-from Qwen/Qwen3.5-9B "
     "-m mlx-community/gemma-3-12b-it-4bit --model-alias gemma --mtp-depth 0": DOWNLOAD,
     "omlx-worker check -m mlx-community/Qwen3.5-9B-MLX-4bit": DOWNLOAD,
-    "omlx-worker convert Qwen/Qwen3.5-9B -o Qwen3.5-9B-4bit --bits 4": DOWNLOAD,
-    "omlx-worker run -m Qwen3.5-9B-4bit": DOWNLOAD,
+    "mlx_lm.convert --hf-path Qwen/Qwen3.5-9B --mlx-path Qwen3.5-9B-4bit --quantize --q-bits 4": (
+        DOWNLOAD
+    ),
+    "omlx-worker run -m Qwen3.5-9B-4bit --mtp-from Qwen/Qwen3.5-9B": DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --fixed-shapes --max-batch 8": DOWNLOAD,
     "omlx-worker run -m Qwen/Qwen3-Embedding-0.6B --embedded-redis": DOWNLOAD,
     'omlx-submit embed releases-500.csv -o vectors.parquet --template "{call}" --keep': EMBEDS,

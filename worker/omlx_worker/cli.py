@@ -11,7 +11,7 @@ import click
 from omlx_producer.program import Program, check_variables
 from omlx_worker.bench.cli import bench
 from omlx_worker.demo.cli import demo
-from omlx_worker.model_commands import check, convert
+from omlx_worker.model_commands import check
 from omlx_worker.run import run
 
 
@@ -36,5 +36,5 @@ def main() -> None:
     check_variables()
 
 
-for command in (run, check, convert, demo, bench):
+for command in (run, check, demo, bench):
     main.add_command(command)

@@ -81,7 +81,7 @@ def test_a_model_without_its_option_is_told_of_it(command: str, model: str) -> N
     assert "(b); leave it out\n" in invoke(*command.split(), "-m", "a", "b").stderr
 
 
-@pytest.mark.parametrize("command", ["run", "check", "convert", "bench", "demo"])
+@pytest.mark.parametrize("command", ["run", "check", "bench", "demo"])
 def test_commands_prepare_the_machine_before_they_import_mlx(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +89,7 @@ def test_commands_prepare_the_machine_before_they_import_mlx(
         raise SystemExit(77)
 
     monkeypatch.setattr("omlx_worker.options.prepare_mlx", stop)
-    original = ["original", "-o", "folder"] if command == "convert" else []
-    assert invoke(command, *original).exit_code == 77
+    assert invoke(command).exit_code == 77
 
 
 def test_every_option_has_a_summary() -> None:

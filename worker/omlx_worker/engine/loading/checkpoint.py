@@ -150,16 +150,10 @@ class Original:
         whole = all((self.folder / file).is_file() for file in files)
         return whole if files else any(self.folder.glob(WEIGHTS))
 
-    def sizes(self, patterns: Sequence[str]) -> tuple[int, int]:
-        """Bytes of these files, and those of them that must be downloaded.
-
-        Both are 0 where the hub does not tell.
-
-        Raises:
-            ModelError: if a file of a folder is missing or has not all of its bytes.
-        """
+    def to_download(self, patterns: Sequence[str]) -> int:
+        """Bytes of these files that must be downloaded; 0 where the hub does not tell."""
         if self.revision is None:
-            return sum(path.stat().st_size for path in self.fetch(patterns)), 0
+            return 0
         try:
             listed = snapshot_download(
                 self.name,
@@ -170,9 +164,8 @@ class Original:
             )
         except _NOT_FETCHED:
             # Offline, perhaps with all of them at hand.
-            return 0, 0
-        size = sum(file.file_size or 0 for file in listed)
-        return size, sum(file.file_size or 0 for file in listed if file.will_download)
+            return 0
+        return sum(file.file_size or 0 for file in listed if file.will_download)
 
     def fetch(self, patterns: Sequence[str]) -> list[Path]:
         """These files, complete; those of a repository are downloaded first.

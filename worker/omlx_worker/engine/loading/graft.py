@@ -156,7 +156,7 @@ class Graft:
         return {name.removeprefix("mtp."): value for name, value in weights.items()}
 
     def _announce(self, original: Original, files: list[str]) -> None:
-        _, download = original.sizes(files)
+        download = original.to_download(files)
         if not download:
             return
         free = shutil.disk_usage(original.folder).free

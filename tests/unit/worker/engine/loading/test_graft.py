@@ -6,20 +6,23 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from click.testing import CliRunner, Result
 from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
 
 from omlx_worker import cli
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.graft import Graft
-from omlx_worker.engine.loading.loader import load, load_engine
+from omlx_worker.engine.loading.loader import classes_with_head, load, load_engine
 from omlx_worker.engine.rows.interface import ModelError
 from tests.helpers.acceptance import first_draft_acceptance
 from tests.helpers.checkpoints import (
+    convert_with_head,
     convert_without_head,
     shard,
     write_llama,
@@ -104,26 +107,29 @@ def test_raw_norms_are_shifted_whatever_they_look_like(tmp_path: Path, state: Pa
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("write", [write_qwen_moe, write_qwen_next])
-def test_it_is_quantised_as_a_conversion_with_the_head_is(
+def test_it_is_quantised_as_the_models_layers_are_but_for_its_mixing_matrix(
     tmp_path: Path, state: Path, write: Callable[..., Path], bits: int
 ) -> None:
     original = shard(write(tmp_path / "original"))
     copy = convert_without_head(original, tmp_path / "copy", bits)
-    options = ["--bits", str(bits), "--group-size", "32"]
-    arguments = ["convert", str(original), "-o", str(tmp_path / "with-head"), *options]
-    assert CliRunner().invoke(cli.main, arguments).exit_code == 0
+    network, _ = load_model(original, get_model_classes=classes_with_head)
+    chosen = getattr(network, "quant_predicate", None) or (lambda *_: True)
+
+    def quantised(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        return path != "mtp.fc" and hasattr(module, "to_quantized") and chosen(path, module)
+
+    nn.quantize(network, 32, bits, class_predicate=quantised)
+    network.set_dtype(mx.float32)
 
     head = head_of(grafted(copy, original, state))
 
-    assert_alike(head, head_of(load(tmp_path / "with-head")[0]))
+    assert_alike(head, head_of(network))
 
 
 def test_a_graft_from_a_conversion_takes_the_norms_as_they_are(
     original: Path, tmp_path: Path, state: Path
 ) -> None:
-    converted = tmp_path / "converted"
-    arguments = ["convert", str(original), "-o", str(converted)]
-    assert CliRunner().invoke(cli.main, arguments).exit_code == 0
+    converted = convert_with_head(original, tmp_path / "converted")
     copy = convert_without_head(original, tmp_path / "copy")
 
     assert_alike(head_of(grafted(copy, converted, state)), head_of(load(original)[0]))
@@ -236,9 +242,7 @@ def test_an_original_with_other_tokens_is_refused(
 def test_an_original_without_a_head_or_with_a_quantised_one_is_refused(
     copy: Path, original: Path, tmp_path: Path, state: Path
 ) -> None:
-    quantised = tmp_path / "quantised"
-    options = ["--bits", "4", "--group-size", "32"]
-    CliRunner().invoke(cli.main, ["convert", str(original), "-o", str(quantised), *options])
+    quantised = convert_with_head(original, tmp_path / "quantised", 4)
 
     assert "it has no MTP head" in refusal(copy, copy, state)
     assert "its MTP head is quantised" in refusal(copy, quantised, state)

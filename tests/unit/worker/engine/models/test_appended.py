@@ -11,7 +11,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from omlx_worker.engine.kernels.window import TAIL
-from omlx_worker.engine.loading.conversion import Conversion
 from omlx_worker.engine.loading.graft import Graft
 from omlx_worker.engine.loading.loader import load, load_engine
 from tests.helpers.checkpoints import convert_without_head, write_glm
@@ -85,17 +84,6 @@ def test_a_copy_gets_it_from_the_original(
     else:
         assert got.keys() == wanted.keys()
         assert all(mx.array_equal(got[name], wanted[name]) for name in wanted)
-
-
-def test_a_conversion_keeps_it(original: Path, glm: Loaded, tmp_path: Path) -> None:
-    Conversion(str(original), tmp_path / "plain").run()
-    Conversion(str(original), tmp_path / "small", bits=8, group_size=32).run()
-
-    plain, small = (Loaded.at(tmp_path / name) for name in ("plain", "small"))
-
-    text = prompt(20)
-    assert drafts_of(plain, text, 2) == drafts_of(glm, text, 2)
-    assert small.decoder(1).own_depth == 1
 
 
 def test_a_file_without_all_of_it_is_told(
