@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from math import dist
 from statistics import median
 
-MOST, LEAST = 7, 3  # steps in a row whose median counts
-SAME, SLOW = 0.15, 8  # a median this near to the time moves it by the SLOW-th part
+MOST, LEAST = 7, 5  # steps in a row whose median counts
 
 Cell = tuple[int, int]
 
@@ -19,19 +18,11 @@ def cell_of(slots: int, context: int) -> Cell:
 
 
 class StepTimes:
-    """Seconds of a step in each cell at each depth: the median of the last ones.
-
-    What differs little from what is known is taken for noise and moves it slowly, since numbers of
-    rows are compared by times that were taken long apart.
-
-    Other load on a machine slows all depths. So the time of the depth in use moves those of the
-    others; the first steps after a change of depth set it apart from them.
-    """
+    """Seconds of a step in each cell at each depth: the median of the last ones."""
 
     def __init__(self) -> None:
         self._recent = deque[float](maxlen=MOST)
         self._last: tuple[Cell, int] | None = None
-        self._cell: Cell | None = None
         self._known: dict[Cell, dict[int, float]] = {}  # the depth that was timed last is the last
 
     def add(self, cell: Cell, depth: int, seconds: float) -> None:
@@ -40,16 +31,9 @@ class StepTimes:
             self._last = cell, depth
             self._recent.clear()
         self._recent.append(seconds)
-        if len(self._recent) < LEAST:
-            return
-        now, known = median(self._recent), self._nearest(cell)
-        apart = cell == self._cell and len(self._recent) < MOST
-        before = self._known.get(cell, {}).get(depth, 0.0)
-        if not apart and abs(now - before) < SAME * before:
-            now = before + (now - before) / SLOW
-        scale = 1.0 if apart else now / self.at(cell, [depth])[depth]
-        others = {other: scale * time for other, time in known.items() if other != depth}
-        self._known[cell], self._cell = others | {depth: now}, cell
+        if len(self._recent) >= LEAST:
+            others = {other: t for other, t in self._nearest(cell).items() if other != depth}
+            self._known[cell] = others | {depth: median(self._recent)}
 
     def at(self, cell: Cell, depths: Iterable[int]) -> dict[int, float]:
         """Seconds at each of these depths, first of that which was timed longest ago or never.

@@ -65,12 +65,6 @@ def test_probes_cost_less_than_a_percent_of_the_time() -> None:
     assert 0 < lost < 0.01 * len(made)
 
 
-def test_probes_in_vain_are_made_less_and_less_often() -> None:
-    policy = AutoPolicy(3, 3)
-    first, *_, last = (feed(policy, 3000, CHEAP, [3, 3]) for _ in range(4))
-    assert 0 < len(last) - last.count(3) < 0.5 * (len(first) - first.count(3))
-
-
 def test_what_deeper_drafts_came_to_is_not_forgotten_while_none_are_made() -> None:
     seconds = (1.0, 1.2, 1.6, 2.0)
     policy = settled(seconds, [1, 1])
