@@ -114,13 +114,11 @@ class ModelFigures(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def depths(self) -> list[str]:
-        """Why busy workers draft as deep, and run as many rows, as they do, and since when those of
-        several models have loaded this one."""
-        busy = [worker for worker in self.workers if worker.rows]
-        drafts = [worker for worker in busy if worker.mode == "auto" and worker.reason]
+        """Why busy workers draft as deep as they do, and since when those of several models have
+        loaded this one."""
+        drafts = [w for w in self.workers if w.rows and w.mode == "auto" and w.reason]
         told = [f"{worker.name}: {worker.turn}" for worker in self.workers if worker.turn]
-        told += [f"{worker.name} drafts: {worker.reason}" for worker in drafts]
-        return told + [f"{worker.name} runs {worker.pays}" for worker in busy if worker.pays]
+        return told + [f"{worker.name} drafts: {worker.reason}" for worker in drafts]
 
     @computed_field  # type: ignore[prop-decorator]
     @property

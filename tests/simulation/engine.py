@@ -97,12 +97,10 @@ class Run:
 
     Attributes:
         sizes: rows up to which others join, at each step.
-        reason: of the last of them.
     """
 
     steps: list[SimulatedStep] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    reason: str = ""
     reading_seconds: float = 0.0
 
     @property
@@ -291,7 +289,7 @@ class Prompts:
 
     def look(self) -> None:
         """Let `BatchSize` see the rows of the next step, all of which are bulk rows."""
-        self._size.waiting = len(self._waiting)
+        self._size.held = self._joined + len(self._waiting)
         self._size.step(self._joined, hurried=False)
 
     def read(self) -> float:
@@ -329,14 +327,16 @@ def simulate(
     max_steps: int = 10**6,
     noise: float = NOISE,
     read: float = 0.0,
+    size: BatchSize | None = None,
 ) -> Run:
     """Run jobs to their end, or for `max_steps` steps.
 
     Args:
+        size: says how many rows run; None for the worker's own way.
         read: see `Prompts`.
     """
     engine, run = SimulatedEngine(table, seed, noise), Run()
-    size = BatchSize((lambda _: []) if isinstance(policy, Oracle) else policy.compare)
+    size = size or BatchSize()
     size.limit_to(max_rows)
     prompts = Prompts(engine, read, size)
     waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
@@ -360,6 +360,5 @@ def simulate(
             policy.observe(*landed)
         run.steps.append(step)
         run.sizes.append(size.rows)
-        run.reason = size.reason
         clock += step.tokens
     return run

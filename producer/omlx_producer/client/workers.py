@@ -77,7 +77,6 @@ class WorkerFigures(BaseModel):
         turned_to: the model that a worker of several has loaded in place of this one.
         waiting: rows outside the batch, paused rows included.
         reason: why this depth.
-        pays: the speeds with this many rows and with another number; empty until both were timed.
         acceptance: the accepted share of recent drafts; None without drafts.
         cached: the share of the latest prompt tokens that were not read, because a prefix was kept;
             None before the first prompt, and from older workers.
@@ -101,7 +100,6 @@ class WorkerFigures(BaseModel):
     mode: str
     depth: Annotated[int, Exported("draft_depth", "Drafts a row and step, at most, now.")]
     reason: str
-    pays: str = ""
     acceptance: float | None = None
     cached: float | None = None
     tokens_per_second: float = 0.0

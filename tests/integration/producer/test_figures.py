@@ -128,15 +128,6 @@ def test_below_the_table_is_why_a_busy_worker_drafts_as_deep_as_it_does(
     assert [line for line in lines if "drafts:" in line] == [f"mac-1 drafts: {told}"]
 
 
-def test_below_the_table_is_how_fast_as_many_rows_as_run_are(connection: redis.Redis) -> None:
-    announce(connection)
-    told = "32 rows without drafts: 93 tokens/s; 16 with 1 draft: 71"
-    sign_on(connection, "mac-1", pays=told, mode="batched")
-    sign_on(connection, "mac-2", pays=told, rows=0)
-    lines = drawn(draw_figures(read_figures(connection))).splitlines()
-    assert [line for line in lines if "tokens/s" in line] == [f"mac-1 runs {told}"]
-
-
 def test_a_name_is_whole_beside_the_cached_share(connection: redis.Redis) -> None:
     announce(connection)
     sign_on(connection, "mac-studio-12", cached=0.38)

@@ -74,6 +74,24 @@ def told(board: StatusBoard) -> WorkerFigures:
     return next(each for each in read_workers(board._connection, ALIAS) if each.name == "mac-1")
 
 
+def test_bulk_rows_that_run_or_wait_are_counted_while_more_may_run(
+    board: StatusBoard, counters: Counters
+) -> None:
+    size, counters.rows = board._driver.batch_size, 40
+    size.limit_to(128)
+    enqueue(board._connection)
+    for _ in range(30):
+        enqueue(board._connection, priority="bulk")
+    told(board)
+    assert size.held == 0
+
+    size.step(40, hurried=False)
+    told(board)
+    size.step(40, hurried=False)
+
+    assert (size.held, size.rows) == (70, 64)
+
+
 def test_rates_are_those_since_the_last_look(
     board: StatusBoard, clock: Clock, counters: Counters
 ) -> None:

@@ -129,11 +129,11 @@ class StatusBoard:
             log.info("%s finished%s, %s", counted(jobs, "job"), ended, line(figures))
 
     def _count_waiting(self) -> None:
-        """Tell how many bulk rows wait in the queue, if it is asked whether more should run."""
+        """Tell how many rows run or wait in the queue for bulk, if it is asked."""
         size = self._driver.batch_size
         if size.asks:
             [model] = read_figures(self._connection, self._model_alias)
-            size.waiting = model.queues["bulk"].waiting
+            size.held = self._counters.rows + model.queues["bulk"].waiting
 
     def figures(self) -> WorkerFigures:
         """What the worker does at the moment, without rates. Asks nothing of Redis; called from any
@@ -153,7 +153,6 @@ class StatusBoard:
             mode=self._mode,
             depth=self._driver.depth,
             reason=self._driver.reason,
-            pays=size.reason,
             all_prompt_tokens=counters.prompt_tokens + counters.cached_tokens,
             drafted=counters.drafts.drafted,
             accepted=sum(counters.drafts.accepted),

@@ -42,7 +42,7 @@ class DepthDriver:
 
     def __init__(self, policy: DepthPolicy, others: int | None = None) -> None:
         self.depth, self.reason, self.changes_depth = 0, "", False
-        self.batch_size = BatchSize(policy.compare, others)
+        self.batch_size = BatchSize(others)
         self._policy = policy
         self._dispatched = 0
 

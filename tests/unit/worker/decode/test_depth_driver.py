@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omlx_worker.decode.depth.acceptance import RowView
-from omlx_worker.decode.depth.policies import BatchSpeed
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.rows.row import Emission, Row, Sampling
@@ -26,9 +25,6 @@ class Scripted:
 
     def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
         self.reports.append((emissions, depth, seconds))
-
-    def compare(self, sizes: Sequence[int]) -> list[BatchSpeed]:
-        return []
 
 
 def row(name: str, depth: int | None = None, prompt: int = 5) -> DecodeRow:

@@ -42,7 +42,6 @@ class AutoPolicy(DepthPolicy):
         if top == 0 or coming > len(rows):
             return 0, "rows join" if top else "no row drafts"
         seconds = self.times.at(cell, self._worthwhile(accepted, len(rows), top))
-        self.tried = seconds.keys()
         speeds = {depth: (len(rows) + accepted[depth]) / seconds[depth] for depth in seconds}
         best = max(sorted(speeds), key=speeds.__getitem__)
         if cell[0] != last[0] or self._depth not in speeds:

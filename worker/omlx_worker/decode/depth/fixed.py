@@ -14,7 +14,6 @@ class FixedPolicy(DepthPolicy):
     def __init__(self, depth: int, *, alone: bool = False) -> None:
         super().__init__(depth, depth)
         self._depth, self._alone = depth, alone
-        self.tried = (0 if alone else depth,)
 
     def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:  # noqa: ARG002
         self.look(rows, slots)

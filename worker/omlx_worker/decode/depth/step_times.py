@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import dist
 from statistics import median
 
@@ -49,20 +49,6 @@ class StepTimes:
             slope = (points[above] - points[below]) / max(above - below, 1)
             guesses[depth] = points[below] + slope * (depth - below)
         return guesses | {depth: time for depth, time in known.items() if depth in depths}
-
-    def alike(self, sizes: Sequence[int], context: int) -> list[dict[int, float]]:
-        """Seconds by depth with each of these numbers of slots, where all of them were timed.
-
-        Args:
-            context: the contexts' part of a cell; the nearest of those where they were counts.
-
-        Returns:
-            One for each size, or an empty list.
-        """
-        slots = [cell_of(size, 0)[0] for size in sizes]
-        timed = [{at for size, at in self._known if size == each} for each in slots]
-        nearest = min(set.intersection(*timed), key=lambda at: abs(at - context), default=None)
-        return [] if nearest is None else [self._known[each, nearest] for each in slots]
 
     def _nearest(self, cell: Cell) -> dict[int, float]:
         """What is known of this cell, or of the nearest."""

@@ -20,7 +20,7 @@ LONGEST_CHUNK = 2048
 """Tokens of a row that one `Engine.prefill` reads, at most."""
 
 FIRST_ROWS = 32
-"""Rows of a batch that has measured nothing: a whole tile of a product on most devices. Fewer never
+"""Rows of a batch at first: a whole tile of a product on most devices. Fewer never
 made more tokens on those that others have measured, with drafts or without."""
 
 Size = tuple[int, ...]
