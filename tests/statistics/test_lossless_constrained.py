@@ -94,6 +94,7 @@ def test_successive_tokens_follow_the_law_of_what_is_allowed(
     assert disagreement(counted, exact_pairs(model, sampling, FOLLOW.__getitem__)) < 1
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_one_place_late_would_be_noticed() -> None:
     model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9)
 

@@ -60,7 +60,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("family", "token", "sliding"),
     [
-        ("llama", 4 * ONE_LAYER, 0),
+        pytest.param("llama", 4 * ONE_LAYER, 0, marks=pytest.mark.slow),
         ("gemma3", 2 * ONE_LAYER, 2 * SLIDING * ONE_LAYER),
         ("gpt_oss", 2 * ONE_LAYER, 2 * SLIDING * ONE_LAYER),
     ],
@@ -124,7 +124,9 @@ def test_it_names_the_assistant_that_a_model_may_have(tmp_path: Path) -> None:
     assert drafted["head_hint"] is None
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "nemotron_h"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", pytest.param("nemotron_h", marks=pytest.mark.slow)]
+)
 def test_a_head_that_is_not_run_here_is_told(tmp_path: Path, family: str) -> None:
     said = check(write_family(tmp_path, family, num_nextn_predict_layers=1)).stdout
 

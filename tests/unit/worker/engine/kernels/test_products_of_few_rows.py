@@ -154,7 +154,10 @@ def test_a_row_is_the_same_in_any_place_beside_any_numbers_and_in_another_block(
 @needs_compiler
 @pytest.mark.parametrize(
     ("features", "bits"),
-    [(200, 4), (200, 8), *(pytest.param(4096, n, marks=pytest.mark.slow) for n in (4, 8))],
+    [
+        (200, 4),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(200, 8), (4096, 4), (4096, 8)]),
+    ],
 )
 def test_weights_are_read_once_for_up_to_24_rows(features: int, bits: int) -> None:
     layer, x = case(256, features, bits)

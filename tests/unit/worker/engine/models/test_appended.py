@@ -52,9 +52,8 @@ def test_its_drafts_are_those_of_mlx_lms_own_layers_in_every_step(glm: Loaded) -
         assert drafts == drafts_of(glm, history, 2), len(history)
 
 
-@pytest.mark.parametrize(
-    "depth", [*(pytest.param(depth, marks=pytest.mark.slow) for depth in (0, 1)), 3]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1, 3])
 def test_rows_in_company_have_the_text_of_the_model_alone(glm: Loaded, depth: int) -> None:
     prompts = {str(n): prompt(n) for n in (1, 40, TAIL + 3)}
     wanted = {name: glm.greedy(tokens, 30) for name, tokens in prompts.items()}

@@ -95,7 +95,9 @@ def drafts_of(gemma: Loaded, net: Any, history: list[int], depth: int) -> list[i
 
 
 @pytest.mark.parametrize(
-    ("bits", "config"), [(None, {}), (4, ORDERED)], ids=["plain", "quantised, in clusters"]
+    ("bits", "config"),
+    [pytest.param(None, {}, marks=pytest.mark.slow), (4, ORDERED)],
+    ids=["plain", "quantised, in clusters"],
 )
 def test_its_drafts_are_those_of_a_plain_forward_in_every_step(
     gemma: Loaded, tmp_path: Path, bits: int | None, config: dict[str, Any]
@@ -106,9 +108,8 @@ def test_its_drafts_are_those_of_a_plain_forward_in_every_step(
         assert drafts == drafts_of(gemma, net, history, 3), len(history)
 
 
-@pytest.mark.parametrize(
-    "depth", [*(pytest.param(depth, marks=pytest.mark.slow) for depth in (0, 1)), 3]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1, 3])
 def test_rows_in_company_have_the_text_of_the_model_alone(
     gemma: Loaded, assistant: nn.Module, depth: int
 ) -> None:

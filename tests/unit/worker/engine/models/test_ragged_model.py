@@ -97,7 +97,7 @@ def test_queries_keys_and_values_of_families_that_are_alike_are_one_projection(
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[] if name in ("llama", "gemma3_text") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name == "gemma3_text" else pytest.mark.slow)
         for name in FAMILIES | RECURRENT
     ],
 )

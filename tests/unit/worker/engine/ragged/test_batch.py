@@ -25,7 +25,7 @@ def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
     return [[rng.randrange(256) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_greedy_rows_equal_mlx_lm_with_staggered_arrivals(qwen: Loaded, rows: int) -> None:
     given = prompts(rows, seed=rows)
     wanted = {str(i): qwen.greedy(prompt, 40) for i, prompt in enumerate(given)}

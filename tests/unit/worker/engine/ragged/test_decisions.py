@@ -77,7 +77,9 @@ def prompt_of(length: int) -> list[int]:
     return [(7 * place + length) % 251 for place in range(length)]
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "mamba"])
+@pytest.mark.parametrize(
+    "family", ["gemma3_text", "lfm2", pytest.param("mamba", marks=pytest.mark.slow)]
+)
 def test_in_every_family_whatever_is_read_beside_it(family: str) -> None:
     network = tiny(family)
     scoring, prompts = Scoring(network), [prompt_of(length) for length in (1, 40, 130)]

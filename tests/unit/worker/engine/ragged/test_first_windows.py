@@ -22,7 +22,16 @@ def test_a_window_is_padded_to_the_next_shape_unless_that_is_far_larger() -> Non
     assert met <= {*listed, None}
 
 
-@pytest.mark.parametrize("counts", [(2,), (17,), (100,), (5, 12, 16), (30, 40)])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param((2,), marks=pytest.mark.slow),
+        (17,),
+        pytest.param((100,), marks=pytest.mark.slow),
+        (5, 12, 16),
+        pytest.param((30, 40), marks=pytest.mark.slow),
+    ],
+)
 def test_padded_prompts_continue_as_alone_and_a_shape_is_traced_once(
     qwen: Loaded, counts: tuple[int, ...]
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_pool_begins_with_an_eighth_of_the_room_at_most_which_counts(attentive
     assert pages == {8: 4, 80: 8, 800: 64}
 
 
+@pytest.mark.slow
 @pytest.mark.fused
 @pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampling", TIERS)

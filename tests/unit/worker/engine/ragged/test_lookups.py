@@ -84,7 +84,14 @@ def test_a_text_that_repeats_itself_is_copied_in_few_steps(demo: Loaded) -> None
     assert decoder.reads < TOKENS // 2
 
 
-@pytest.mark.parametrize("salt", ["theirs", "ours", None])
+@pytest.mark.parametrize(
+    "salt",
+    [
+        "theirs",
+        pytest.param("ours", marks=pytest.mark.slow),
+        pytest.param(None, marks=pytest.mark.slow),
+    ],
+)
 def test_no_row_looks_up_what_another_has_written(qwen: Loaded, salt: str | None) -> None:
     model = qwen.decoder()._model
     alone, beside = Counting(model, 0, 8), Counting(model, 0, 8)
@@ -261,7 +268,7 @@ def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     assert got[: TOKENS - 17] == whole[17:]
 
 
-@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize("own", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_steps_without_drafts_say_which_rows_have_a_match(demo: Loaded, own: int) -> None:
     decoder = demo.decoder(own, 8)
     prompts = {"loop": demo.tokenizer.encode(LOOP), "short": [3]}

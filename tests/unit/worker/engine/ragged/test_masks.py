@@ -62,6 +62,7 @@ def test_a_constrained_row_says_the_same_at_every_depth_and_in_company(
         assert play(demo.decoder(depth), [others[0], row, *others[1:]])["x"].text == wanted.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_neighbours_say_the_same_with_and_without_a_constrained_row(
     demo: Loaded, depth: int

@@ -30,7 +30,12 @@ from tests.helpers.prefixes import (
 )
 from tests.helpers.readers import Network, StandIn, read_all, read_on
 
-FAMILIES = ("llama", "gemma3_text", "lfm2", "mamba", "qwen3_5")
+FAMILIES = [
+    "llama",
+    "gemma3_text",
+    "lfm2",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("mamba", "qwen3_5")),
+]
 
 ROUNDING = 1e-3
 """By which a network's arrays, of values up to 5, differ when it reads in other chunks."""
@@ -80,7 +85,15 @@ def test_many_rows_of_a_network_are_exact_too(network: Network, script: list[Any
     play(network, script, lambda: Kept(network.specs, 200_000), ROUNDING)
 
 
-@pytest.mark.parametrize("length", [SLIDING - 1, SLIDING, SLIDING + 1, 70])
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(SLIDING - 1, marks=pytest.mark.slow),
+        SLIDING,
+        SLIDING + 1,
+        pytest.param(70, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_reading_on_from_a_beginning_changes_no_bit(
     network: Network, length: int, chunk: int

@@ -62,7 +62,9 @@ def test_scores_of_the_demo_model_are_mlx_lms(heldout_prompts: list[str]) -> Non
     assert set(scoring.reasons.values()) == {"length"}
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "mamba"])
+@pytest.mark.parametrize(
+    "family", ["gemma3_text", "lfm2", pytest.param("mamba", marks=pytest.mark.slow)]
+)
 def test_so_are_those_of_other_families_whose_prompts_are_read_together(family: str) -> None:
     network, given = tiny(family), prompts(1, 2, 40, 41, 70, 300)
     scoring = Scoring(network)

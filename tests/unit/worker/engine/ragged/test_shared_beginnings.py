@@ -171,6 +171,7 @@ def test_rows_that_share_a_beginning_hold_its_pages_once(family: str) -> None:
     assert decoding.most_pages <= 10 + 8
 
 
+@pytest.mark.slow
 def test_more_rows_run_together_where_they_share_a_beginning() -> None:
     rows = rows_that_share(8, shared=20 * PAGE, own=9)
     longer = [replace(row, request=replace(row.request, max_tokens=60)) for row in rows]
@@ -217,7 +218,7 @@ def test_hundreds_of_rows_compute_little_more_than_their_tree(family: str, rows:
     assert decoding.counters.prompt_tokens <= 1.05 * (2000 + rows * 50)
 
 
-@pytest.mark.parametrize("length", [257, 600])
+@pytest.mark.parametrize("length", [257, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["gemma3_text", "lfm2"])
 def test_what_two_prompts_share_is_kept_to_its_last_token(family: str, length: int) -> None:
     decoding = Decoding(tiny(family))
@@ -230,6 +231,7 @@ def test_what_two_prompts_share_is_kept_to_its_last_token(family: str, length: i
     assert row.cached == length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kept", [*(pytest.param(n, marks=pytest.mark.slow) for n in (256, 257)), 258]
 )
@@ -264,7 +266,9 @@ def test_a_row_that_comes_later_finds_what_an_earlier_one_has_branched_from() ->
 
 
 @pytest.mark.parametrize("family", CLASSES)
-@pytest.mark.parametrize("length", [SHORTEST + 9, SHORTEST + 40])
+@pytest.mark.parametrize(
+    "length", [pytest.param(SHORTEST + 9, marks=pytest.mark.slow), SHORTEST + 40]
+)
 def test_a_conversation_goes_on_from_the_end_of_its_last_answer(
     qwen: Loaded, family: str, length: int
 ) -> None:
@@ -286,7 +290,7 @@ def test_a_conversation_goes_on_from_the_end_of_its_last_answer(
     assert warm.logprobs["second"] == pytest.approx(cold.logprobs["second"], abs=1e-3)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen"])
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_so_does_one_whose_answer_was_cut_by_its_limit_while_it_was_alone(
     qwen: Loaded, family: str, looks_up: bool

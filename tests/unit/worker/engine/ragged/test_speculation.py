@@ -69,7 +69,7 @@ class Oracle:
         return landed
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("worth", [pytest.param(0.0, marks=pytest.mark.slow), 0.6, 1.0])
 def test_greedy_rows_equal_mlx_lm_at_every_depth_however_good_the_drafts(
     qwen: Loaded, depth: int, worth: float
@@ -93,7 +93,7 @@ def test_greedy_rows_equal_mlx_lm_at_every_depth_however_good_the_drafts(
         assert oracle.accepted == 0
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_seeded_row_gives_the_same_tokens_at_every_depth_and_in_any_company(
     qwen: Loaded, depth: int
 ) -> None:

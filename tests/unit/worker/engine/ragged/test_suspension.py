@@ -55,7 +55,7 @@ class Player:
         return self.tokens[name][:length]
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("sampling", TIERS)
 def test_an_interrupted_row_goes_on_from_what_it_had_generated(
     qwen: Loaded, sampling: Sampling, depth: int
@@ -80,7 +80,7 @@ def test_an_interrupted_row_stops_at_its_limit_counted_from_the_prompt(qwen: Loa
     assert len(player.tokens["x"]) == 12
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("sampling", TIERS)
 def test_a_suspended_row_goes_on_where_it_stood(
     qwen: Loaded, sampling: Sampling, depth: int

@@ -89,6 +89,7 @@ def test_the_text_is_the_same_whatever_drafts_and_in_company(
     assert len(forced(asked, alone.tokens)) > 4, "it opens thinking anew, which is closed at once"
 
 
+@pytest.mark.slow
 def test_steps_wait_for_the_host_where_the_budget_is_near_and_nowhere_else(
     demo: Loaded, drafting: RaggedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,9 @@ def test_what_a_mask_allows_and_what_is_forced_is_taken_by_the_matcher(
     assert text.decode() in texts
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3)])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param(GREEDY, marks=pytest.mark.slow), Sampling(temperature=1.0, seed=3)]
+)
 def test_a_row_whose_text_spells_a_special_token_is_the_same_at_every_depth(
     sampling: Sampling,
 ) -> None:

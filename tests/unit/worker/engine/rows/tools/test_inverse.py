@@ -106,7 +106,7 @@ def read_again(family: str, marks: bool, tokens: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("family", "marks"), [*WITH_TOKENS, *WITHOUT])
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     calls=st.lists(
         st.tuples(
