@@ -9,9 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import pytest
 from click.testing import CliRunner
 from redis import Redis
 from rq import Queue
@@ -35,6 +34,9 @@ from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.mac.machine import Mac
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
+
+if TYPE_CHECKING:
+    import pytest
 
 ALIAS = "fake"
 SCRIPT = Path(__file__).with_name("run_fake_worker.py")
