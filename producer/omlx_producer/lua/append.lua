@@ -19,7 +19,7 @@ end
 local function append(queue, job, execution, before, id, event)
   local reason = false
   if not holds(queue, job, execution) then
-    reason = status(job)
+    reason = refuse(job, execution)
   elseif event ~= '' and is_behind(events_key(job), before) then
     reason = tokens_in(events_key(job))
   elseif event ~= '' then

@@ -109,10 +109,15 @@ end
 -- Whether a newer producer has written the payload.
 local function is_newer(version) return as_count(version) > known end
 
+local function count_deaths(fields)
+  local _, count = string.gsub(fields[3] or '', '%S+', '')
+  return count
+end
+
 -- How to treat a job. Jobs to be stopped or failed do not run, so they need not be alone.
 local function treatment(fields)
   if fields[4] then return 'stop' end
-  local deaths = as_count(fields[3])
+  local deaths = count_deaths(fields)
   return deaths >= convicting and 'fail' or deaths >= suspicious and 'alone' or 'run'
 end
 
@@ -136,7 +141,7 @@ local function start(queue, job, fields)
   if tokens > 0 then redis.call('HSET', key, STREAMED, tokens)
   else redis.call('HDEL', key, STREAMED) end
   claimed[#claimed + 1] = {job, execution, queue, number(time), tokens, data, bytes,
-    fields[2] or '', unsupported(job, fields), as_count(fields[3]), treatment(fields), fields[6] or '',
+    fields[2] or '', unsupported(job, fields), count_deaths(fields), treatment(fields), fields[6] or '',
     fields[7] or ''}
 end
 

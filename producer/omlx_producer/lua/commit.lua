@@ -82,7 +82,9 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     run, row, line, counts)
   if not holds(queue, job, execution) then
     local done = run ~= '' and redis.call('HEXISTS', batch_results_key(run), row) == 1
-    return (done or is_done(job, execution, id, event)) and 1 or 0
+    if done or is_done(job, execution, id, event) then return 1 end
+    refuse(job, execution)
+    return 0
   end
   if ending == 'retry' then
     if retry(queue, job, execution) then

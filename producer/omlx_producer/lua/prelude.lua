@@ -14,7 +14,7 @@ local function member(job, execution) return job .. ':' .. execution end
 local function row_job(run, number) return 'row-' .. run .. '-' .. number end
 
 -- More of this project's fields in RQ's job hash. RQ keeps unknown fields.
-local DEATHS = 'omlx_deaths'    -- how many workers died while it produced nothing
+local DEATHS = 'omlx_deaths'    -- the executions that died while it produced nothing, a space after each
 local STREAMED = 'omlx_streamed'  -- the tokens in its stream at its last claim; absent for 0
 local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
 local ROW = 'omlx_row'          -- of a batch's row: run, number, digest and custom_id
@@ -55,6 +55,18 @@ end
 -- Why a lease is gone: the job's status, or 'deleted'.
 local function status(job)
   return redis.call('HGET', job_key(job), 'status') or 'deleted'
+end
+
+-- Refuse a call of an execution whose lease is gone; returns why. Its worker was away and lives, so
+-- its death no longer counts.
+local function refuse(job, execution)
+  local died = redis.call('HGET', job_key(job), DEATHS) or ''
+  local first, last = string.find(died, execution .. ' ', 1, true)
+  if first then
+    redis.call('HSET', job_key(job), DEATHS,
+      string.sub(died, 1, first - 1) .. string.sub(died, last + 1))
+  end
+  return status(job)
 end
 
 -- The id of a stream's last entry; nil without one.
@@ -121,7 +133,9 @@ local function put_back(queue, job, execution)
 end
 
 local function give_back(queue, job, execution)
-  return holds(queue, job, execution) and put_back(queue, job, execution)
+  if holds(queue, job, execution) then return put_back(queue, job, execution) end
+  refuse(job, execution)
+  return false
 end
 
 -- A count in a job's hash. Anybody can write what is no number.
@@ -131,12 +145,12 @@ local function as_count(text)
 end
 
 -- Put back a job whose worker has died, or was away for as long as its lease. The death counts if
--- the job has produced nothing since it was claimed; see omlx_worker.queue.quarantine.
+-- the job has produced nothing since it was claimed, until `refuse`; see omlx_worker.queue.quarantine.
 local function put_back_dead(queue, job, execution)
   if not put_back(queue, job, execution) then return false end
   local fields = redis.call('HMGET', job_key(job), DEATHS, STREAMED)
   if tokens_in(events_key(job)) <= as_count(fields[2]) then
-    redis.call('HSET', job_key(job), DEATHS, math.min(as_count(fields[1]), 1000) + 1)
+    redis.call('HSET', job_key(job), DEATHS, (fields[1] or '') .. execution .. ' ')
   end
   return true
 end

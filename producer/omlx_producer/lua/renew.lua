@@ -20,7 +20,7 @@ local function renew(queue, job, execution)
     redis.call('HSET', job_key(job), 'last_heartbeat', date)
     if redis.call('HEXISTS', job_key(job), STOP_FIELD) == 1 then reason = 'stop' end
   else
-    reason = status(job)
+    reason = refuse(job, execution)
   end
   if reason then
     told[#told + 1] = job

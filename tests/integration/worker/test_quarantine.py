@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from redis import Redis
 from rq.job import Job
@@ -9,6 +11,7 @@ from rq.job import Job
 from omlx_producer.client.cancel import cancel_job
 from omlx_producer.wire import events_key
 from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.ending import Commit
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
 from tests.helpers.leases import claim, commit, done, expire, failed, kill, sweep, table, tokens
@@ -245,6 +248,37 @@ def test_a_worker_that_was_cut_off_does_not_take_its_own_jobs_for_abandoned(
     assert connection.hget(job.key, "omlx_deaths") is None
 
 
+def give_back(leases: LeaseTable, job: Claim) -> None:
+    assert leases.give_back([job]) == 0
+
+
+def renew(leases: LeaseTable, job: Claim) -> None:
+    assert leases.renew([job]) == {job.id: "queued"}
+
+
+def append(leases: LeaseTable, job: Claim) -> None:
+    assert leases.append([(job, tokens(job.id, 1))]) == {job.id: "queued"}
+
+
+def end(leases: LeaseTable, job: Claim) -> None:
+    assert commit(leases, job, done(job.id)) is Commit.LOST
+
+
+@pytest.mark.parametrize("refused", [renew, append, end, give_back])
+def test_a_worker_that_was_only_away_takes_its_death_back(
+    connection: Redis, refused: Callable[[LeaseTable, Claim], None]
+) -> None:
+    (job,) = suspects(connection)
+    for _ in range(3):
+        away = table(connection, "away")
+        (claimed,) = claim(away)
+        kill(connection, away)
+        for _ in range(2):
+            refused(away, claimed)
+    (suspect,) = claim(table(connection))
+    assert (suspect.treatment, suspect.deaths) == ("alone", 2), "the two deaths still count"
+
+
 @pytest.mark.parametrize("field", ["omlx_deaths", "omlx_streamed"])
 @pytest.mark.parametrize("count", ["soon", "-3", "nan", "", "1.5"])
 def test_a_count_that_makes_no_sense_stops_neither_claims_nor_sweeps(
@@ -255,12 +289,4 @@ def test_a_count_that_makes_no_sense_stops_neither_claims_nor_sweeps(
     claim(leases, 10)
     connection.hset(job.key, field, count)
     kill(connection, leases)
-    assert int(connection.hget(job.key, "omlx_deaths")) in (1, 2)
     assert ids(claim(table(connection), 10)) == [job.id]
-
-
-def test_a_count_beyond_all_numbers_convicts(connection: Redis) -> None:
-    job = enqueue(connection)
-    connection.hset(job.key, "omlx_deaths", "1e300")
-    (convict,) = claim(table(connection))
-    assert convict.treatment == "fail"

@@ -4,7 +4,8 @@ Nothing says why a worker died: a job that aborts the engine, a prompt that exha
 power cut. So the sweep counts deaths in each job that the worker held and that had produced no
 tokens since it was claimed. A job with new tokens is not a suspect. Most innocent jobs have some
 when a worker is killed from outside. A job that kills has none after its second claim, because it
-goes on from its stream and dies at the same token.
+goes on from its stream and dies at the same token. A worker that was only away, asleep or cut off,
+takes its death back with the first call that is refused for want of its lease.
 
 From `SUSPECT_DEATHS` on, a job runs alone. Only a worker that holds nothing claims it, and claims
 nothing else until the job ends or has had tokens in its stream for `QUARANTINE_SECONDS`. Until it
