@@ -56,6 +56,7 @@ def vector_of(tokens: int, size: int) -> bytes:
 
 GOES_ROUND = "round and round"
 BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "break-prepare"
+TOO_BUSY = "too-busy"
 
 
 @dataclass
@@ -115,6 +116,8 @@ class FakeEngine:
         )
         if text == BREAKS_PREPARE:
             raise RuntimeError(f"no tokenizer for {text}")
+        if text == TOO_BUSY:
+            raise TimeoutError("the worker's machine was too busy; submit the job again")
         tokens = [ord(character) for character in text] or list(request.prompt or ())
         asked = request.max_completion_tokens
         length = (1100 if text == GOES_ROUND else 16) if asked is None else asked

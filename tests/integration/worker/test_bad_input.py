@@ -27,7 +27,7 @@ from omlx_worker.delivery import publisher
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
-from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP
+from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP, TOO_BUSY
 from tests.helpers.leases import kill
 from tests.helpers.workers import (
     enqueue,
@@ -207,6 +207,16 @@ def test_an_unexpected_error_while_preparing_fails_that_job_alone(
     assert status(bad) == "failed"
     assert "no tokenizer" in bad.latest_result().exc_string
     assert status(good) == "finished"
+
+
+def test_a_job_that_the_machine_was_too_busy_to_prepare_is_no_invalid_request(
+    redis_url: str, connection: Redis
+) -> None:
+    busy = enqueue(connection, TOO_BUSY)
+    run_burst(redis_url)
+    event = events(connection, busy.id)[-1]
+    assert event.code == "failed"
+    assert event.error == "the worker's machine was too busy; submit the job again"
 
 
 @pytest.mark.parametrize(("owner", "makes"), [(publisher, "finished"), (ActiveJob, "take_event")])

@@ -87,6 +87,8 @@ class Intake:
             rows = self._engine.prepare(request, claim.id)
         except InvalidRequest as error:
             return Failed.refusing(error)
+        except TimeoutError as error:
+            return Failed(str(error))
         except Exception as error:
             log.error("job %s could not be prepared", claim.id, exc_info=unquoted(error))
             sentence = f"the job could not be prepared: {type(error).__name__}: {error}"

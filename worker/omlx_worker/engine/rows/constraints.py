@@ -36,11 +36,19 @@ MOST_GRAMMARS = 128
 HARMLESS_CHOICES = 10_000
 """Characters of choices up to which they are compiled without a dry run."""
 
-MOST_SECONDS, MOST_WALL_SECONDS = 2, 10.0
-"""CPU time and wall time that the dry run of one grammar may take."""
+MOST_SECONDS = 2
+"""CPU time that the dry run of one grammar may take."""
+
+PATIENCE_SECONDS = 300.0
+"""Wall time that it may take: a busy machine has little CPU time for it."""
 
 TOO_SLOW = "the constraint takes too long to follow", "make it less ambiguous"
 """Ends a row whose grammar exceeds its budget of time, and refuses the grammar from then on."""
+
+TOO_BUSY = (
+    f"the worker's machine was too busy to compile the constraint in {PATIENCE_SECONDS:.0f} seconds; "
+    "submit the job again"
+)
 
 _DRY_RUN = Path(__file__).with_name("dry_run.py")
 
@@ -62,10 +70,6 @@ class BadConstraint(ValueError):
 
 class TooSlow(BadConstraint):
     """A constraint that took too long to follow when a text was held to it."""
-
-
-class TooLate(BadConstraint):
-    """A constraint that was not compiled in time. The machine may have been busy."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +114,9 @@ class Grammars:
         """The grammar of a constraint.
 
         Raises:
-            BadConstraint: if it cannot be compiled, or not in time.
+            BadConstraint: if it cannot be compiled, or only with too much CPU time.
             TooSlow: if it took too long to follow before.
+            TimeoutError: if the machine was too busy to compile it.
         """
         with self._lock:
             entry = self._entries(constraint)
@@ -153,8 +158,6 @@ class Grammars:
             text = self._text_of(constraint)
             if not _is_harmless(constraint):
                 _dry_run(constraint, _TOKEN.sub(_SOME_TOKEN, text))
-        except TooLate:
-            raise  # and not kept
         except BadConstraint as error:
             return BadConstraint(str(error), error.rule)  # without the frames of this one
         from llguidance import LLMatcher, LLParserLimits
@@ -226,7 +229,8 @@ def _dry_run(constraint: Constraint, text: str) -> None:
     """Compile a grammar in another process.
 
     Raises:
-        BadConstraint: if it cannot be compiled, takes too long, or ends the process.
+        BadConstraint: if it cannot be compiled, takes too much CPU time, or ends the process.
+        TimeoutError: if the process had too little CPU time for `PATIENCE_SECONDS`.
     """
     asked: dict[str, Any] = {"grammar": text, "seconds": MOST_SECONDS, "options": JSON_FORM}
     if constraint.kind == "json_schema":
@@ -238,20 +242,19 @@ def _dry_run(constraint: Constraint, text: str) -> None:
         stderr=subprocess.DEVNULL,
         text=True,
     ) as process:
-        late = False
         try:
-            said, _ = process.communicate(json.dumps(asked), timeout=MOST_WALL_SECONDS)
+            said, _ = process.communicate(json.dumps(asked), timeout=PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            late = True
             process.kill()
-            said, _ = process.communicate()
+            raise TimeoutError(TOO_BUSY) from None
     (error, rule), *paths = map(json.loads, said.splitlines() or ['["", ""]'])
     if error:
         where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
         raise BadConstraint(where + plain_reason(error), rule)
-    if late or process.returncode == -signal.SIGXCPU:
-        reason = f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler"
-        raise TooLate(reason) if late else BadConstraint(reason)
+    if process.returncode == -signal.SIGXCPU:
+        raise BadConstraint(
+            f"it takes more than {MOST_SECONDS} seconds of CPU time to compile; make it simpler"
+        )
     if process.returncode < 0:
         raise BadConstraint("it is nested too deeply to compile; make it simpler")
     if process.returncode:

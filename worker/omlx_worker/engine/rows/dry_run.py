@@ -4,8 +4,8 @@ llguidance has no limit on time, and a hostile grammar overflows its stack, whic
 (seen with 1.9.1: chains of 5,000 references). So the worker runs this file before it compiles a
 grammar itself. The system ends it with SIGXCPU when its CPU time is up.
 
-It reads a JSON object: ``grammar`` in llguidance's own form, ``seconds`` of CPU time, ``options``
-of schemas, and ``schema`` if the grammar is one. It prints lines of JSON: why the grammar cannot be
+It reads a JSON object: ``grammar`` in llguidance's own form, ``seconds`` of CPU time from then on,
+``options`` of schemas, and ``schema`` if the grammar is one. It prints lines of JSON: why the grammar cannot be
 compiled and the rule that is to blame, each empty if there is none; then, of a schema that cannot,
 the path of the innermost part that is to blame.
 """
@@ -16,7 +16,9 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from math import ceil
 from resource import RLIMIT_CPU, setrlimit
+from time import process_time
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -84,8 +86,10 @@ def _parts(part: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
 
 def main() -> None:
     asked = json.load(sys.stdin)
+    # Imports have cost a busy machine more than an idle one.
+    seconds = ceil(process_time()) + asked["seconds"]
     # Beyond the hard limit the signal would be SIGKILL.
-    setrlimit(RLIMIT_CPU, (asked["seconds"], asked["seconds"] + 1))
+    setrlimit(RLIMIT_CPU, (seconds, seconds + 1))
     tokens = LLTokenizer("byte")
     error = error_of(asked["grammar"], tokens)
     rule, schema = schema_of(asked["grammar"], error)

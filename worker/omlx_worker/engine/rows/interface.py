@@ -119,6 +119,7 @@ class Engine(Protocol):
 
         Raises:
             InvalidRequest: when this model can never serve it.
+            TimeoutError: when the machine is too busy to prepare it. The message is a sentence.
         """
         ...
 

@@ -92,6 +92,7 @@ class Prompter:
 
         Raises:
             InvalidRequest: if this model can never serve it.
+            TimeoutError: see `Grammars.compile`.
         """
         require_kind(request.reads, request.model, self._info)
         if request.input is not None:

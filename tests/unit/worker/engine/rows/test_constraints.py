@@ -348,11 +348,11 @@ def test_a_few_choices_need_no_process_to_try_them_in() -> None:
             grammars().compile(Constraint("choice", json.dumps(["x" * 10_000, "no"])))
 
 
-def test_a_constraint_that_took_too_long_once_is_tried_again() -> None:
+def test_a_constraint_that_a_busy_machine_had_no_time_for_is_tried_again() -> None:
     made, asked = grammars(), Constraint("regex", "[0-9]{7}")
     with (
-        patch.object(constraints, "MOST_WALL_SECONDS", 0.0),
-        pytest.raises(BadConstraint, match="takes more than 2 seconds"),
+        patch.object(constraints, "PATIENCE_SECONDS", 0.0),
+        pytest.raises(TimeoutError, match="machine was too busy to compile the constraint"),
     ):
         made.compile(asked)
 
@@ -377,7 +377,8 @@ def test_a_constraint_that_takes_too_much_time_of_the_processor_is_not_tried_aga
 def test_a_busy_machine_is_no_reason_to_refuse_a_constraint(tmp_path: Path) -> None:
     kept_waiting = tmp_path / "dry_run.py"
     kept_waiting.write_text(
-        "import runpy, time\ntime.sleep(1.5)\n"
+        "import runpy, time\n"
+        "while time.process_time() < 1.1: pass\n"
         f"runpy.run_path({str(constraints._DRY_RUN)!r}, run_name='__main__')\n"
     )
     with patch.multiple(constraints, MOST_SECONDS=1, _DRY_RUN=kept_waiting):
