@@ -135,7 +135,7 @@ class ModelFigures(BaseModel):
         return f"{self.alias} is paused; omlx-submit resume {self.alias} lets it go on"
 
     def _farewell(self, worker: WorkerFigures) -> str:
-        silent = self.at - worker.at
+        silent = worker.silent(self.at)
         told = f"{worker.name} has been silent for {duration(silent)}"
         if not worker.jobs:
             return told

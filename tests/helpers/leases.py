@@ -73,6 +73,20 @@ def expire(connection: Redis, leases: LeaseTable) -> None:
         connection.zincrby(key, -leases.seconds - 1, member)
 
 
+def set_back_clock(connection: Redis, seconds: float) -> None:
+    """As if the server's clock had gone back: what was written before is of the future."""
+    for key in connection.scan_iter(f"{RQ}:wip:*"):
+        for member in connection.zrange(key, 0, -1):
+            connection.zincrby(key, seconds, member)
+    for key in connection.scan_iter(f"{RQ}:execution:*"):
+        connection.hincrbyfloat(key, "last_heartbeat", seconds)
+    for key in connection.scan_iter("omlx:batches:omlx:*"):
+        for member in connection.zrange(key, 0, -1):
+            connection.zincrby(key, seconds, member)
+    for key in connection.scan_iter("omlx:lead:*"):
+        connection.pexpire(key, connection.pttl(key) + int(1000 * seconds))
+
+
 def kill(connection: Redis, leases: LeaseTable) -> None:
     """The worker dies; when its leases are over, another one sweeps up after it."""
     expire(connection, leases)

@@ -206,13 +206,17 @@ class WorkerFigures(BaseModel):
             "memory": f"{used.removesuffix(limit[-4:])}/{limit}".replace("iB", ""),
         }
 
+    def silent(self, now: float) -> float:
+        """The seconds since it has written its figures, or until then if the clock went back."""
+        return abs(now - self.at)
+
     def lives(self, now: float) -> bool:
         """Whether it has written its figures lately."""
-        return now - self.at <= SILENT_SECONDS
+        return self.silent(now) <= SILENT_SECONDS
 
     def is_forgotten(self, now: float) -> bool:
         """Whether it has been gone for too long to be shown."""
-        return now - self.at > max(SILENT_SECONDS, self.lease_seconds) + GONE_SECONDS
+        return self.silent(now) > max(SILENT_SECONDS, self.lease_seconds) + GONE_SECONDS
 
 
 def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -> None:

@@ -188,7 +188,7 @@ local function take_rows(queue)
     local run = redis.call('ZRANGE', open_key(queue), 0, 0)[1]
     if not run or served[run] then return end
     served[run] = true
-    redis.call('ZADD', open_key(queue), number(time), run)
+    put_behind(queue, run, 'CH')
     take_rows_of(queue, run)
   end
 end

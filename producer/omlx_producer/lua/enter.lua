@@ -12,7 +12,7 @@ for i = 3, #ARGV, 3 do
   local queue, name, entry = unpack(ARGV, i, i + 2)
   if redis.call('SADD', batch_rows_key(run), name) == 1 then
     redis.call('RPUSH', batch_waiting_key(run, queue), entry)
-    redis.call('ZADD', open_key(queue), 'NX', time, run)
+    put_behind(queue, run, 'NX')
     added = added + 1
   end
 end

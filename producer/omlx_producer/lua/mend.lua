@@ -18,7 +18,7 @@ end
 
 local function wait_again(run, row)
   redis.call('LPUSH', batch_waiting_key(run, queue), redis.call('HGET', batch_running_key(run, queue), row))
-  redis.call('ZADD', open_key(queue), 'NX', number(now()), run)
+  put_behind(queue, run, 'NX')
   redis.call('HDEL', batch_running_key(run, queue), row)
 end
 

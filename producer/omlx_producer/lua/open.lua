@@ -32,6 +32,6 @@ redis.call('PERSIST', batch_results_key(run))
 redis.call('ZADD', BATCHES_KEY, time, run)
 for i = 5, #ARGV do
   redis.call('PERSIST', batch_waiting_key(run, ARGV[i]))
-  redis.call('ZADD', open_key(ARGV[i]), time, run)
+  put_behind(ARGV[i], run, 'CH')
 end
 return 'open'

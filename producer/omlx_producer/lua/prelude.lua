@@ -155,6 +155,14 @@ local function put_back_dead(queue, job, execution)
   return true
 end
 
+-- Put an open batch behind the others of a queue, also where the clock has gone back.
+--
+-- existing   'NX' leaves one that is there where it is, 'CH' moves it
+local function put_behind(queue, run, existing)
+  local last = redis.call('ZRANGE', open_key(queue), -1, -1, 'WITHSCORES')[2] or 0
+  redis.call('ZADD', open_key(queue), existing, number(math.max(now(), last + 0.000001)), run)
+end
+
 -- Drop the rows of a batch that wait in these queues, with spaces between them.
 local function drop_waiting(run, queues)
   for queue in string.gmatch(queues or '', '%S+') do

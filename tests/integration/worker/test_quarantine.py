@@ -268,7 +268,7 @@ def end(leases: LeaseTable, job: Claim) -> None:
 def test_a_worker_that_was_only_away_takes_its_death_back(
     connection: Redis, refused: Callable[[LeaseTable, Claim], None]
 ) -> None:
-    (job,) = suspects(connection)
+    suspects(connection)
     for _ in range(3):
         away = table(connection, "away")
         (claimed,) = claim(away)

@@ -15,7 +15,7 @@ from omlx_worker.queue.upkeep import (
     MOST_ENTRIES,
     Upkeep,
 )
-from tests.helpers.leases import QUEUES, claim, expire, sweep, table
+from tests.helpers.leases import QUEUES, claim, expire, set_back_clock, sweep, table
 from tests.helpers.workers import ALIAS, enqueue, running_worker, wait_for
 
 QUEUE = QUEUES[1]
@@ -89,6 +89,27 @@ def test_the_next_worker_goes_on_when_the_leader_has_died(connection: Redis) -> 
     clock.now += 30
     other.attend()
     assert waiting(connection) == ids
+
+
+def test_a_clock_that_goes_back_keeps_no_job_of_a_dead_worker_waiting(
+    connection: Redis,
+) -> None:
+    ids = [enqueue(connection).id for _ in range(4)]
+    dead, other = table(connection, "dead"), table(connection, "other")
+    claim(dead, 3)
+    Upkeep(dead).attend()
+    claim(other)
+    set_back_clock(connection, 3600)
+    upkeep = Upkeep(other)
+    assert not upkeep.lead()
+    [lock] = connection.keys("omlx:lead:*")
+    assert connection.pttl(lock) <= 22_500
+    connection.delete(lock)
+    assert sweep(other) == [], "each lease goes on for what was left of it"
+    expire(connection, dead)
+    assert sorted(sweep(other)) == sorted(ids[:3])
+    assert waiting(connection) == ids[:3]
+    assert len(other) == 1
 
 
 def test_a_leader_that_drains_lets_another_lead_at_once(redis_url: str, connection: Redis) -> None:

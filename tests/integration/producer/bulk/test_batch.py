@@ -19,7 +19,7 @@ from omlx_producer.wire import GenerationRequest, queue_name
 from omlx_producer.wire.keys import BATCHES_KEY, open_key
 from tests.helpers.bulk_rows import batch_of, rows
 from tests.helpers.bulk_runs import jobs_in_redis
-from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
+from tests.helpers.leases import claim, commit, done, expire, failed, kill, set_back_clock, table
 from tests.helpers.workers import (
     ALIAS,
     enqueue,
@@ -179,6 +179,20 @@ def test_single_jobs_go_before_batches_and_batches_share_the_worker(
         for job in claim(leases, 2):
             served[job.row.run] += 1
     assert served == {first.run: 20, second.run: 20}
+
+
+def test_batches_share_the_worker_though_the_clock_goes_back(connection: redis.Redis) -> None:
+    first, second = (batch_of(connection, 20) for _ in range(2))
+    leases, served = table(connection), Counter[str]()
+    claim(leases)
+    set_back_clock(connection, 3600)
+    for _ in range(9):
+        batch_of(connection, 1)
+        for _ in range(2):
+            [job] = claim(leases)
+            served[job.row.run] += 1
+    assert served[first.run] >= 3
+    assert served[second.run] >= 3
 
 
 def test_consecutive_rows_of_a_batch_come_in_one_claim(connection: redis.Redis) -> None:

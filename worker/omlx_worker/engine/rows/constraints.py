@@ -46,8 +46,8 @@ TOO_SLOW = "the constraint takes too long to follow", "make it less ambiguous"
 """Ends a row whose grammar exceeds its budget of time, and refuses the grammar from then on."""
 
 TOO_BUSY = (
-    f"the worker's machine was too busy to compile the constraint in {PATIENCE_SECONDS:.0f} seconds; "
-    "submit the job again"
+    "the worker's machine was too busy to compile the constraint in "
+    f"{PATIENCE_SECONDS:.0f} seconds; submit the job again"
 )
 
 _DRY_RUN = Path(__file__).with_name("dry_run.py")

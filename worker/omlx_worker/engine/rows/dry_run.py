@@ -5,9 +5,9 @@ llguidance has no limit on time, and a hostile grammar overflows its stack, whic
 grammar itself. The system ends it with SIGXCPU when its CPU time is up.
 
 It reads a JSON object: ``grammar`` in llguidance's own form, ``seconds`` of CPU time from then on,
-``options`` of schemas, and ``schema`` if the grammar is one. It prints lines of JSON: why the grammar cannot be
-compiled and the rule that is to blame, each empty if there is none; then, of a schema that cannot,
-the path of the innermost part that is to blame.
+``options`` of schemas, and ``schema`` if the grammar is one. It prints lines of JSON: why the
+grammar cannot be compiled and the rule that is to blame, each empty if there is none; then, of a
+schema that cannot, the path of the innermost part that is to blame.
 """
 
 from __future__ import annotations
