@@ -89,7 +89,7 @@ def _require_own_site(headers: Headers) -> None:
 class KeyCheck:
     """Middleware that lets no request in without a key of the file.
 
-    The key is in ``request.state.api_key`` from then on.
+    The key is in ``request.state.api_key`` from then on, and the file in ``api_keys``.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyFile) -> None:
@@ -98,7 +98,8 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            scope.setdefault("state", {})["api_key"] = self._require_key(Headers(scope=scope))
+            key = self._require_key(Headers(scope=scope))
+            scope.setdefault("state", {}).update(api_key=key, api_keys=self._keys)
         await self._app(scope, receive, send)
 
     def _require_key(self, headers: Headers) -> ApiKey:
@@ -122,6 +123,18 @@ def key_of(request: Request) -> ApiKey | None:
     """The key of a request; None where no keys are set."""
     found: ApiKey | None = getattr(request.state, "api_key", None)
     return found
+
+
+def require_still(request: Request) -> None:
+    """Refuse to go on with a request whose key was removed since it began.
+
+    Raises:
+        ApiError: 401.
+    """
+    key = key_of(request)
+    if key is not None and not request.state.api_keys.holds(key):
+        told = "the API key was removed while the request ran; ask again with another key"
+        raise ApiError(401, told, code="invalid_api_key")
 
 
 def owner_of(request: Request) -> str | None:

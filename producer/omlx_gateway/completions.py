@@ -23,6 +23,7 @@ from omlx_gateway.access import (
     own_salt,
     owner_of,
     require_model,
+    require_still,
     secret_of,
 )
 from omlx_gateway.errors import ApiError, api_error
@@ -133,6 +134,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     results = await _results_unless_gone(request, jobs, prompts, keep=detached)
     if results is None:
         return Response(status_code=499)
+    require_still(request)
     headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
     if form.echoed is not None:
         return JSONResponse(response_of(form.echoed, results[0]), headers=headers)
@@ -325,7 +327,7 @@ async def _stream(
         cursor: tokens that the client has had.
         keep: whether the job goes on without its client.
     """
-    parts = event_stream(Gateway.of(request), job, form, cursor, keep=keep)
+    parts = event_stream(request, job, form, cursor, keep=keep)
     try:
         first = await _unless_gone(request, anext(parts))
     except BaseException:

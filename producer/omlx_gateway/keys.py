@@ -85,6 +85,11 @@ class KeyFile:
                 found = each
         return found
 
+    def holds(self, key: ApiKey) -> bool:
+        """Whether a key that was found earlier still has its line."""
+        self._refresh()
+        return any(each.sha256 == key.sha256 for each in self._keys)
+
     def _refresh(self) -> None:
         version = _version(self.path)
         if version == self._seen:

@@ -7,6 +7,9 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from starlette.requests import Request
+
+from omlx_gateway.access import require_still
 from omlx_gateway.gateway import Gateway, cancel
 from omlx_producer import AsyncJobHandle, AsyncTokenStream, ChatChunks, TextChunks, TokensLost
 from omlx_producer.client.outcome import Outcome
@@ -54,7 +57,7 @@ class JobStream:
 
 
 async def event_stream(
-    gateway: Gateway, job: AsyncJobHandle, form: JobStream, cursor: int, *, keep: bool
+    request: Request, job: AsyncJobHandle, form: JobStream, cursor: int, *, keep: bool
 ) -> AsyncGenerator[bytes]:
     """The events of a job after a cursor, as they come.
 
@@ -67,7 +70,9 @@ async def event_stream(
     Raises:
         JobFailed, JobCancelled: after what the job has produced. A response tells it as an event.
         TokensLost: if no event ends at the cursor.
+        ApiError: 401 once the key of the request was removed.
     """
+    gateway = Gateway.of(request)
     chunks, over = form.chunks(job.id), False
     stream = job.stream()
     waiting: asyncio.Future[JobEvent] | None = None
@@ -76,6 +81,7 @@ async def event_stream(
             waiting = asyncio.ensure_future(anext(stream))
             while not waiting.done():
                 await asyncio.wait({waiting}, timeout=PING_SECONDS)
+                require_still(request)
                 if not waiting.done():
                     yield PING
             event = await waiting

@@ -7,6 +7,7 @@ import re
 import socket
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.helpers import bulk_runs
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
-from tests.helpers.workers import ALIAS, enqueue_raw, fetch, queue, wait_for
+from tests.helpers.workers import ALIAS, enqueue_raw, fetch, queue, running_worker, wait_for
 
 CHAT: list[Any] = [{"role": "user", "content": "Reverse a list."}]
 
@@ -309,6 +310,54 @@ def test_keys_come_and_go_with_their_lines(
         file.unlink()
         assert [status(first), status(second)] == [401, 401]
         assert caplog.text.count("no key is in force until then") == 2
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_a_stream_ends_when_its_key_is_removed(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis, path: str
+) -> None:
+    headers = bearer(add("ann"))
+    own = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}[path]
+    body = {"model": ALIAS, own: "hello" if own != "messages" else CHAT, "stream": True}
+    body["max_output_tokens" if own == "input" else "max_tokens"] = 500
+    announce(connection, ALIAS)
+    with (
+        running_worker(redis_url, step_seconds=0.02),
+        running_gateway(redis_url, keys=KeyFile(file)) as url,
+        httpx2.stream("POST", f"{url}/v1/{path}", json=body, headers=headers) as answer,
+    ):
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        assert "error" not in json.loads(next(lines)[6:])
+        file.write_text("")
+        *_, last = lines
+        assert json.loads(last[6:])["error"] == {
+            "message": "the API key was removed while the request ran; ask again with another key",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "invalid_api_key",
+        }
+        job = fetch(connection, answer.headers["x-omlx-job"])
+        wait_for(lambda: job.get_status() != "started")
+        assert job.get_status() == "stopped"
+
+
+def test_an_answer_is_not_given_to_a_key_that_was_removed_meanwhile(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    headers = bearer(add("ann"))
+    body = {"model": ALIAS, "messages": CHAT, "max_tokens": 5}
+    announce(connection, ALIAS)
+    with (
+        running_gateway(redis_url, keys=KeyFile(file)) as url,
+        ThreadPoolExecutor() as threads,
+    ):
+        asked = threads.submit(
+            httpx2.post, f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60
+        )
+        wait_for(lambda: queue(connection, "high").count)
+        file.write_text("")
+        with running_worker(redis_url):
+            assert asked.result().status_code == 401
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
