@@ -76,20 +76,13 @@ class OutputFile:
 
     def delete(self) -> None:
         """Forget the file. Its lines expire with the batch."""
-        self._note("deleted", "1")
+        self.batch.note(**{f"{self.kind}_deleted": "1"})
 
     def _count(self) -> str:
         """Its bytes, which do not change any more."""
         size = str(sum(map(len, self.lines())))
-        self._note("bytes", size)
+        self.batch.note(**{f"{self.kind}_bytes": size})
         return size
-
-    def _note(self, name: str, value: str) -> None:
-        with self.batch.connection.pipeline() as pipe:
-            pipe.hset(self.batch.key, f"{self.kind}_{name}", value)
-            # It may have expired meanwhile.
-            pipe.expire(self.batch.key, KEEP_SECONDS, nx=True)
-            pipe.execute()
 
 
 def kind_of(line: bytes) -> Literal["output", "error"]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import itertools
 import json
 import os
 import re
@@ -57,7 +58,6 @@ from omlx_producer.wire import (
     wake_channel,
 )
 from omlx_producer.wire.keys import (
-    KEEP_SECONDS,
     batch_ended_key,
     batch_key,
     batch_results_key,
@@ -414,7 +414,11 @@ class Batch:
 
     def end_run(self) -> None:
         """Note that all rows of a run are done."""
-        self.connection.hset(self.key, "state", "done")
+        self.note(state="done")
+
+    def note(self, **fields: str | float) -> None:
+        """Write fields of its hash, if it is still there."""
+        self._script("note", *itertools.chain(*fields.items()))
 
     def withdraw(self) -> list[str]:
         """Take out the rows of a run that do not run; returns their names."""
@@ -510,14 +514,8 @@ class Batch:
         """
         if self.connection.hexists(self.key, "input_file_id"):
             return
-        fetched: dict[Any, Any] = {"fetched_at": server_time(self.connection)}
-        fetched["fetched_to"] = fetched_to
-        with self.connection.pipeline() as pipe:
-            pipe.hset(self.key, mapping=fetched)
-            # It may have expired meanwhile.
-            pipe.expire(self.key, KEEP_SECONDS, nx=True)
-            pipe.unlink(self.results_key)
-            pipe.execute()
+        self.note(fetched_at=server_time(self.connection), fetched_to=fetched_to)
+        self.connection.unlink(self.results_key)
 
     def fields(self) -> dict[str, str]:
         """Its hash; empty if it does not exist."""
