@@ -64,13 +64,20 @@ class _ByteLevel(_Exact, BPEStreamingDetokenizer):
 
 
 class _SentencePiece(_Exact, SPMStreamingDetokenizer):
+    """mlx-lm's detokenizer. It drops one space at most, where mlx-lm drops all single ones."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._begun = False
+
     def bytes_of(self, token: int) -> bytes:
         # Of a token that pads the vocabulary, at which mlx-lm raises, nothing is written.
         written: bytes = self.tokenmap[token] if token < len(self.tokenmap) else b""
         return written.replace(self._sep, b" ")
 
     def _trimmed(self, text: str) -> str:
-        return text.removeprefix(" ") if self.trim_space and not self.text else text
+        first, self._begun = not self._begun, self._begun or bool(text)
+        return text.removeprefix(" ") if self.trim_space and first else text
 
 
 class _After:

@@ -183,14 +183,15 @@ def test_a_token_past_a_sentencepiece_tokenizers_own_writes_nothing() -> None:
     )
 )
 @example(tokens=[SPACE_LETTER, LINE, SPACES, SPACE_LETTER])
-def test_a_completion_is_the_text_of_its_tokens_spaces_included(
-    kind: str, tokens: list[int]
-) -> None:
+@example(tokens=[SPACE, SPACE_LETTER])
+def test_a_text_is_that_of_its_tokens_spaces_included(kind: str, tokens: list[int]) -> None:
     written = bytes_of_tokens(sentencepiece(kind))
     words = [chr(t - BYTE) if t >= BYTE else WORDS[t].replace("▁", " ") for t in tokens]
 
     pieces = list(sentencepiece_pieces(*tokens, kind=kind))
+    answer = sentencepiece_pieces(*tokens, kind=kind, trims=True)
 
+    assert "".join(answer) == "".join(words).removeprefix(" ")
     assert "".join(pieces) == "".join(words)
     assert [written(token).decode() for token in tokens] == words
     for used in range(len(pieces)):
