@@ -7,7 +7,7 @@ import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from omlx_producer.client.formats import without_formats
+from omlx_producer.client.formats import exact_schema
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import GenerationRequest
 
@@ -70,7 +70,7 @@ def grammar_of_schema(schema: str) -> str:
     """
     from llguidance import LLMatcher
 
-    told = without_formats(json.loads(schema))
+    told = exact_schema(json.loads(schema))
     return LLMatcher.grammar_from_json_schema(told, overrides=JSON_FORM)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from omlx_producer.client.patterns import exact_pattern
 from omlx_producer.wire.json_schema import NAMED
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -30,19 +31,29 @@ _FORMATS: dict[str, dict[str, Any]] = {
 _NO_SCHEMAS = ("const", "default", "enum", "examples")
 
 
-def without_formats(schema: Any) -> Any:
-    """A JSON schema with patterns in place of the formats that have one here."""
+def exact_schema(schema: Any) -> Any:
+    """A JSON schema that llguidance reads as JSON Schema does: its patterns, and its formats as
+    patterns."""
     if isinstance(schema, list):
-        return [without_formats(inner) for inner in schema]
+        return [exact_schema(inner) for inner in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {}
+    made: dict[str, Any] = {}
     for keyword, held in schema.items():
         if keyword in NAMED and isinstance(held, dict):
-            made[keyword] = {name: without_formats(inner) for name, inner in held.items()}
+            is_pattern = keyword == "patternProperties"
+            made[keyword] = {
+                exact_pattern(name) if is_pattern else name: exact_schema(inner)
+                for name, inner in held.items()
+            }
+        elif keyword == "pattern" and isinstance(held, str):
+            made[keyword] = exact_pattern(held)
         else:
-            made[keyword] = held if keyword in _NO_SCHEMAS else without_formats(held)
+            made[keyword] = held if keyword in _NO_SCHEMAS else exact_schema(held)
     wanted = made.get("format")
+    if wanted == "unknown":
+        # llguidance takes any text for this name. It refuses others that it does not know.
+        made["format"] = f"{wanted} "
     others: Any = made.get("allOf", [])
     if isinstance(wanted, str) and wanted in _FORMATS and isinstance(others, list):
         del made["format"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from omlx_producer.client.compiling import grammar_of_schema
-from omlx_producer.client.formats import without_formats
+from omlx_producer.client.formats import exact_schema
 
 BYTES = LLTokenizer("byte")
 
@@ -120,7 +120,7 @@ def test_whatever_a_model_is_led_to_is_such_a_text(
 
 def test_formats_are_replaced_wherever_a_schema_is() -> None:
     day = {"type": "string", "format": "date"}
-    held = without_formats(day)
+    held = exact_schema(day)
     assert held == {"type": "string", "allOf": [{"pattern": held["allOf"][0]["pattern"]}]}
     for schema, wanted in (
         ({"items": day}, {"items": held}),
@@ -132,9 +132,9 @@ def test_formats_are_replaced_wherever_a_schema_is() -> None:
         ({"format": 5, "properties": {"a": True}}, {}),
     ):
         expected: Any = json.loads(json.dumps(schema).replace(json.dumps(day), json.dumps(held)))
-        assert without_formats(schema) == (expected if wanted is None else {**schema, **wanted}), (
+        assert exact_schema(schema) == (expected if wanted is None else {**schema, **wanted}), (
             schema
         )
-    both = without_formats({"format": "hostname", "allOf": [{"minLength": 3}], "pattern": "^a"})
+    both = exact_schema({"format": "hostname", "allOf": [{"minLength": 3}], "pattern": "^a"})
     assert [*both] == ["allOf", "pattern"]
     assert both["allOf"][0] == {"minLength": 3}

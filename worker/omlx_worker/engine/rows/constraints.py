@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.client.compiling import JSON_FORM, grammar_of_schema, plain_reason
+from omlx_producer.client.formats import exact_schema
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows.lark import Spelling, literally, numbered, quoted
 from omlx_worker.engine.rows.vocabulary import named_tokens, tokens_of
@@ -234,7 +235,7 @@ def _dry_run(constraint: Constraint, text: str) -> None:
     """
     asked: dict[str, Any] = {"grammar": text, "seconds": MOST_SECONDS, "options": JSON_FORM}
     if constraint.kind == "json_schema":
-        asked["schema"] = json.loads(constraint.value)
+        asked["schema"] = exact_schema(json.loads(constraint.value))
     with subprocess.Popen(
         [sys.executable, "-P", _DRY_RUN],
         stdin=subprocess.PIPE,

@@ -152,8 +152,15 @@ def test_a_schema_cannot_ask_to_be_taken_leniently() -> None:
     [
         ("json_schema", {"$ref": "#"}, "schema: no text can match it"),
         ("json_schema", {"const": "2023-02-29", "format": "date"}, "schema: no text can match it"),
+        (
+            "json_schema",
+            {"items": {"format": "unknown"}},
+            "schema.items: Unknown format: unknown",
+        ),
         ("json_schema", {"enum": []}, "schema: Unsatisfiable schema: anyOf is empty"),
         ("json_schema", {"type": "string", "pattern": "a(?=b)"}, "look-around"),
+        ("json_schema", {"type": "string", "pattern": "a\\"}, "unrecognized escape sequence"),
+        ("json_schema", {"type": "string", "pattern": "[a"}, "unclosed character class"),
         ("json_schema", {"oneOf": [{"type": "number"}, {"type": "integer"}]}, "give anyOf"),
         ("json_schema", {"$ref": "http://x.org/y"}, "not present in a registry"),
         ("json_schema", True, "it is no JSON object; give one"),

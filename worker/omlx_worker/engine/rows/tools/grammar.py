@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omlx_producer.client.compiling import JSON_FORM
-from omlx_producer.client.formats import without_formats
+from omlx_producer.client.formats import exact_schema
 from omlx_producer.wire import Calling, Constraint, FunctionDefinition, GenerationRequest
 from omlx_worker.engine.rows.lark import Spelling, quoted, text_without
 from omlx_worker.engine.rows.tools.parameters import (
@@ -185,4 +185,4 @@ def field_of(rule: str, request: GenerationRequest) -> str:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    return f"%json {json.dumps({**without_formats(schema), 'x-guidance': JSON_FORM})}"
+    return f"%json {json.dumps({**exact_schema(schema), 'x-guidance': JSON_FORM})}"
