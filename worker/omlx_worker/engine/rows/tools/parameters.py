@@ -53,10 +53,13 @@ class Parameter:
         for keyword in schema:
             if keyword not in _OF_TEXTS | _TELLING_NOTHING:
                 raise NotWritable(f"the text {self.key!r} has the keyword {keyword}")
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        values = _values(schema)
         if values is None:
             return None
-        return [value for value in values if isinstance(value, str)]
+        texts = [value for value in values if isinstance(value, str)]
+        if not texts:
+            raise NotWritable(f"the text {self.key!r} can have no value")
+        return texts
 
 
 def parameters_of(schema: dict[str, Any]) -> list[Parameter]:
@@ -67,7 +70,8 @@ def parameters_of(schema: dict[str, Any]) -> list[Parameter]:
         return []
     found = []
     for key, inner in properties.items():
-        whole = {**root, **inner} if isinstance(inner, dict) else dict(root)
+        # References are to the definitions of the root.
+        whole = {**inner, **root} if isinstance(inner, dict) else dict(root)
         kind, nullable = _kind(whole)
         needed = isinstance(required, list) and key in required
         found.append(Parameter(key, whole, needed, kind, nullable))
@@ -104,17 +108,33 @@ def _references(value: Any) -> Iterator[str]:
 def _kind(schema: dict[str, Any]) -> tuple[str | None, bool]:
     """The type of a schema's values, and whether null is another."""
     schema, nullable = _resolved(schema, schema)
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        others = [name for name in kind if name != "null"]
-        nullable = nullable or "null" in kind
-        kind = others[0] if len(others) == 1 else None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
-        nullable = nullable and None in values
-        if kind is None and all(isinstance(value, str) for value in values):
-            kind = "string"
+    kinds = [name for name in _types(schema) if name != "null"]
+    kind = kinds[0] if len(kinds) == 1 else None
+    values = _values(schema)
+    may_be_text = "type" not in schema or "string" in kinds
+    if may_be_text and values and all(isinstance(value, str) for value in values):
+        kind = "string"
+    nullable = nullable or (_takes_null(schema) and "type" in schema)
     return (kind if kind in _SIMPLE else None), nullable
+
+
+def _types(schema: dict[str, Any]) -> list[Any]:
+    kind = schema.get("type", [])
+    return kind if isinstance(kind, list) else [kind]
+
+
+def _values(schema: dict[str, Any]) -> list[Any] | None:
+    """The only values that a schema lists; None if it lists none."""
+    values = schema.get("enum")
+    if "const" in schema:
+        return [each for each in [schema["const"]] if values is None or each in values]
+    return values if isinstance(values, list) else None
+
+
+def _takes_null(schema: dict[str, Any]) -> bool:
+    values = _values(schema)
+    right_type = "type" not in schema or "null" in _types(schema)
+    return right_type and (values is None or None in values)
 
 
 def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -127,14 +147,26 @@ def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> tuple[dict[str, A
         elif len(schema.get("allOf", ())) == 1:
             keyword, [inner] = "allOf", schema["allOf"]
         elif found := next((name for name in _EITHER if _is_nullable(schema.get(name))), None):
-            keyword, nullable = found, True
+            keyword, nullable = found, nullable or _takes_null(schema)
             inner = next((choice for choice in schema[found] if choice != _NULL), _NULL)
         else:
             break
         if not isinstance(inner, dict):
             return {}, nullable
-        schema = inner | {name: value for name, value in schema.items() if name != keyword}
+        rest = {name: value for name, value in schema.items() if name != keyword}
+        schema = inner | rest | _in_both(inner, rest)
     return schema, nullable
+
+
+def _in_both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The types and values of two schemas that both hold."""
+    made = dict[str, Any]()
+    if "type" in one and "type" in other:
+        made["type"] = [each for each in _types(one) if each in _types(other)]
+    values, others = _values(one), _values(other)
+    if values is not None and others is not None:
+        made["enum"] = [each for each in values if each in others]
+    return made
 
 
 def _is_nullable(choices: Any) -> bool:

@@ -180,6 +180,14 @@ def test_line_ends_may_come_first_after_thinking() -> None:
             {"properties": {"a": {"type": ["integer", "string"]}}},
             "the parameter 'a' may have several types",
         ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/t", "type": "integer"}}, "$defs": {"t": TEXT}},
+            "the parameter 'a' may have several types",
+        ),
+        (
+            {"properties": {"a": {"type": "string", "enum": ["x"], "const": "y"}}},
+            "the text 'a' can have no value",
+        ),
         ({"properties": {"a": True}}, "the parameter 'a' may have several types"),
         ({"properties": {"a>": {"type": "integer"}}}, "the name 'a>' has other characters"),
         ({"anyOf": [{}]}, "its parameters have the keyword anyOf"),
@@ -224,6 +232,34 @@ def test_a_type_is_found_behind_references_and_alternatives(
     function = FunctionDefinition(name="f", parameters=parameters)
     text = written(syntax(family), "f", {"a": "any text"})
     assert admits(family, grammar(family, [function]).required(), text)
+
+
+@pytest.mark.parametrize("family", PAIRED)
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"$ref": "#/$defs/ab"}, ["a", "b"]),
+        ({"$ref": "#/$defs/ab", "enum": ["b", "c"]}, ["b"]),
+        ({"$ref": "#/$defs/ab", "const": "b"}, ["b"]),
+        ({"$ref": "#/$defs/ab", "$defs": {"ab": {"enum": ["c"]}}}, ["a", "b"]),
+        ({"anyOf": [{"$ref": "#/$defs/ab"}, {"type": "null"}]}, ["a", "b", None]),
+        ({"anyOf": [{"$ref": "#/$defs/ab"}, {"type": "null"}], "enum": ["b"]}, ["b"]),
+        ({"anyOf": [{"$ref": "#/$defs/ab"}, {"type": "null"}], "type": "string"}, ["a", "b"]),
+        ({"type": ["string", "null"], "enum": ["a", None]}, ["a", None]),
+    ],
+)
+def test_what_is_beside_a_reference_holds_too(
+    family: str, schema: dict[str, Any], values: list[str | None]
+) -> None:
+    parameters = {"properties": {"x": schema}, "$defs": {"ab": {"enum": ["a", "b"]}}}
+    function = FunctionDefinition(name="f", parameters=parameters)
+    made = grammar(family, [function]).required()
+    taken = [
+        value
+        for value in ("a", "b", "c", None)
+        if admits(family, made, written(syntax(family), "f", {"x": value}))
+    ]
+    assert taken == values
 
 
 @pytest.mark.parametrize("family", ["json_tools", "pythonic", "qwen3_coder"])
