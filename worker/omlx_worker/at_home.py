@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -39,6 +40,10 @@ Tell = Callable[[str], object]
 Check = Callable[[], object]
 
 
+class Gone(RuntimeError):
+    """What another command has started has ended, and so has that command. One sentence."""
+
+
 def worker_here(connection: Redis, alias: str) -> WorkerFigures | None:
     """A worker of this machine that serves a model and is not told to end; None without one."""
     for worker in read_workers(connection, alias):
@@ -53,16 +58,21 @@ def worker_here(connection: Redis, alias: str) -> WorkerFigures | None:
 def shared(
     place: Path,
     find: Callable[[], _Thing | None],
-    start: Callable[[], AbstractContextManager[_Thing]],
+    start: Callable[[IO[bytes]], AbstractContextManager[tuple[_Thing, Check]]],
     tell: Tell,
-) -> Iterator[_Thing]:
+) -> Iterator[tuple[_Thing, Check]]:
     """Use a thing of this machine, or start it.
 
     Whoever has started it waits at the end of the block until no other command uses it, unless an
     error ends the block.
 
+    Yields the thing, and a check that raises if it has ended: Gone if another command had started
+    it, else what the check of ``start`` raises. What no command has started may come back.
+
     Args:
         place: of the locks, a path without a suffix.
+        start: gets a file that is locked while the thing runs. A process that inherits it keeps
+            the lock until its own end.
         tell: told what is waited for.
     """
     with contextlib.ExitStack() as stack:
@@ -70,8 +80,14 @@ def shared(
             _wait_for(starting, lambda: tell("another command starts it"))
             users = stack.enter_context(_lock_file(place, ".users"))
             fcntl.flock(users, fcntl.LOCK_SH)
-            if (thing := find()) is None:
-                thing = stack.enter_context(start())
+            runs = stack.enter_context(_lock_file(place, ".runs"))
+            if (thing := find()) is not None:
+                check: Check = partial(_require_locked, runs, place)
+                if _is_free(runs):
+                    check = nothing
+            else:
+                _wait_for(runs, lambda: tell("the one before ends"))
+                thing, check = stack.enter_context(start(runs))
 
                 def leave(kind: type[BaseException] | None, *_: object) -> None:
                     if kind is None or issubclass(kind, click.exceptions.Exit):
@@ -81,7 +97,7 @@ def shared(
                         )
 
                 stack.push(leave)
-        yield thing
+        yield thing, check
 
 
 @contextlib.contextmanager
@@ -98,22 +114,22 @@ def server_here(settings: WorkerSettings, tell: Tell) -> Iterator[tuple[str, Che
         yield settings.redis_url, nothing
         return
 
-    def find() -> tuple[str, Check] | None:
-        url = _find_server(settings.redis_dir, settings.alias)
-        return None if url is None else (url, nothing)
-
     @contextlib.contextmanager
-    def start() -> Iterator[tuple[str, Check]]:
+    def start(_runs: IO[bytes]) -> Iterator[tuple[str, Check]]:
         with embedded_server(settings) as server:
             yield server.url, server.require_running
 
-    place = settings.redis_dir / "server"
-    with shared(place, find, start, lambda waits: tell(f"Redis: {waits}")) as server:
+    with shared(
+        settings.redis_dir / "server",
+        lambda: _find_server(settings.redis_dir, settings.alias),
+        start,
+        lambda waits: tell(f"Redis: {waits}"),
+    ) as server:
         yield server
 
 
 def nothing() -> None:
-    """The check of a server or worker that another command has started: that command ends it."""
+    """The check of a server or worker that this command does not rely on to stay."""
 
 
 def _find_server(folder: Path, alias: str) -> str | None:
@@ -135,6 +151,22 @@ def _lock_file(place: Path, suffix: str) -> IO[bytes]:
         return place.with_name(place.name + suffix).open("ab")
     except OSError as error:
         fail(INVALID, f"--redis-dir {place.parent}: {error.strerror}; name another folder")
+
+
+def _is_free(file: IO[bytes]) -> bool:
+    """Whether no process has an exclusive lock of a file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return True
+
+
+def _require_locked(file: IO[bytes], place: Path) -> None:
+    if _is_free(file):
+        what = place.name.partition("-")[0]
+        raise Gone(f"the {what} of another command has ended")
 
 
 def _wait_for(file: IO[bytes], busy: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import click
@@ -16,7 +16,7 @@ from omlx_producer.commands.session import open_producer, with_command
 from omlx_producer.producer import Producer
 from omlx_producer.program import INVALID, JOB_ENDED_BADLY, UNREACHABLE, fail, say
 from omlx_worker import waiting
-from omlx_worker.at_home import Check, nothing, server_here, shared, worker_here
+from omlx_worker.at_home import Check, Gone, server_here, shared, worker_here
 from omlx_worker.options import (
     ModelCommand,
     arguments_of,
@@ -67,6 +67,8 @@ def batch(**values: Any) -> None:
     except WorkerEnded as error:
         go_on = "" if error.loading else _go_on(file)
         fail(error.code if error.code > 0 else JOB_ENDED_BADLY, f"{error}{go_on}")
+    except Gone as error:
+        fail(JOB_ENDED_BADLY, f"{error}{_go_on(file)}")
     except ServerError as error:
         fail(UNREACHABLE, f"{error}{_go_on(file)}")
 
@@ -85,10 +87,11 @@ def _worker(
 ) -> Iterator[Check]:
     """A worker of this machine for the model, started here if there is none.
 
-    Yields a check that raises WorkerEnded if a worker that was started here has ended.
+    Yields a check that raises WorkerEnded if a worker that was started here has ended, and Gone if
+    it was started by another `batch`.
     """
 
-    def find() -> Check | None:
+    def find() -> str | None:
         if (found := worker_here(producer.connection, settings.alias)) is None:
             return None
         info = producer.models().get(settings.alias)
@@ -103,7 +106,7 @@ def _worker(
             given = ", ".join(each for each in others if each.startswith("--"))
             own = f", with its own {given}" if given else ""
             say(f"worker {found.name} of this machine serves {settings.alias}; using it{own}")
-        return nothing
+        return found.name
 
     def progress() -> str | None:
         if (found := worker_here(producer.connection, settings.alias)) is None:
@@ -111,12 +114,12 @@ def _worker(
         return found.progress if found.is_loading else None
 
     @contextlib.contextmanager
-    def start() -> Iterator[Check]:
-        worker, at_once = OwnWorker(settings, arguments_of(options), url), True
+    def start(runs: IO[bytes]) -> Iterator[tuple[None, Check]]:
+        worker, at_once = OwnWorker(settings, arguments_of(options), url, runs), True
         try:
             with waiting.shown(file.progress, settings.alias) as show:
                 worker.wait(progress, show)
-            yield worker.require_running
+            yield None, worker.require_running
             at_once = False
         except click.exceptions.Exit:
             at_once = False
@@ -129,7 +132,7 @@ def _worker(
         find,
         start,
         lambda waits: say(f"{settings.alias}: {waits}"),
-    ) as check:
+    ) as (_, check):
         yield check
 
 

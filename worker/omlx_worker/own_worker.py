@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 from omlx_producer.environment import PREFIX
@@ -41,9 +42,12 @@ class OwnWorker:
     Args:
         arguments: its options.
         url: of Redis. It may hold a password, which other users would see among the arguments.
+        runs: a file that it holds open as long as it lives; see `shared`.
     """
 
-    def __init__(self, settings: WorkerSettings, arguments: Iterable[str], url: str) -> None:
+    def __init__(
+        self, settings: WorkerSettings, arguments: Iterable[str], url: str, runs: IO[bytes]
+    ) -> None:
         self._log = settings.state_dir / f"batch-{quote(settings.alias, safe='')}.log"
         self._loading = True
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +64,7 @@ class OwnWorker:
                 stderr=output,
                 env={**os.environ, **{PREFIX + name: value for name, value in names.items()}},
                 start_new_session=True,
+                pass_fds=[runs.fileno()],
             )
 
     def require_running(self) -> None:

@@ -191,6 +191,21 @@ def test_two_files_share_one_worker(commands: Commands, tmp_path: Path) -> None:
     assert nothing_runs(commands)
 
 
+def test_a_killed_command_ends_the_other_that_uses_its_worker(
+    commands: Commands, tmp_path: Path
+) -> None:
+    first = commands.start("rows.csv", "one.csv")
+    some_rows(tmp_path, "one.csv")
+    second = commands.start("rows.csv", "two.csv", "--window", "4")
+    some_rows(tmp_path, "two.csv")
+    first.kill()
+    _, said = second.communicate(timeout=60)
+    assert second.returncode == 1, said
+    assert "omlx-worker: the worker of another command has ended; continue with: " in said
+    assert commands.finish("rows.csv", "two.csv")[0] == 0
+    require_whole(tmp_path, "two.csv")
+
+
 def test_the_same_line_is_refused_while_it_runs(commands: Commands, tmp_path: Path) -> None:
     process = commands.start("rows.csv", "out.csv")
     some_rows(tmp_path, "out.csv")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -25,17 +27,17 @@ class Thing:
         self.may_start.set()
 
     @contextlib.contextmanager
-    def start(self) -> Iterator[str]:
+    def start(self, _runs: IO[bytes]) -> Iterator[tuple[str, at_home.Check]]:
         self.starts += 1
         self.starting.set()
         assert self.may_start.wait(20)
         self.runs = True
         try:
-            yield "started"
+            yield "started", at_home.nothing
         finally:
             self.runs = False
 
-    def used(self) -> contextlib.AbstractContextManager[str]:
+    def used(self) -> contextlib.AbstractContextManager[tuple[str, at_home.Check]]:
         return at_home.shared(
             self.place, lambda: "found" if self.runs else None, self.start, self.told.append
         )
@@ -52,9 +54,10 @@ class User(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with self.thing.used() as self.got:
+        with self.thing.used() as (self.got, self.check):
             self.inside.set()
             assert self.may_leave.wait(20)
+            self.check()
             assert self.thing.runs
 
     def leave(self) -> None:
@@ -70,10 +73,10 @@ def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Thing:
 
 
 def test_the_first_starts_it_and_ends_it(thing: Thing) -> None:
-    with thing.used() as got:
+    with thing.used() as (got, _):
         assert (got, thing.runs) == ("started", True)
     assert not thing.runs
-    with thing.used() as got:
+    with thing.used() as (got, _):
         assert got == "started"
     assert thing.told == []
 
@@ -113,7 +116,35 @@ def test_an_error_ends_it_although_others_use_it(thing: Thing) -> None:
     with contextlib.suppress(KeyboardInterrupt), thing.used():
         other = User(thing)
         assert other.inside.wait(20)
+        other.check()
         raise KeyboardInterrupt
     assert not thing.runs
-    thing.runs = True
+    with pytest.raises(at_home.Gone, match="the thing of another command has ended"):
+        other.check()
+    thing.runs, other.check = True, at_home.nothing
     other.leave()
+
+
+def test_one_that_no_command_has_started_may_come_back(thing: Thing) -> None:
+    thing.runs = True
+    with thing.used() as (_, check), thing.used() as (_, other_check):
+        thing.runs = False
+        check()
+        other_check()
+
+
+def test_it_is_in_use_as_long_as_a_process_that_was_started_for_it(thing: Thing) -> None:
+    @contextlib.contextmanager
+    def start(runs: IO[bytes]) -> Iterator[tuple[str, at_home.Check]]:
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[runs.fileno()])
+        thing.runs = True
+        yield process, at_home.nothing
+
+    with at_home.shared(thing.place, lambda: None, start, thing.told.append) as (process, _):
+        pass
+    with process, thing.used() as (_, check):
+        check()
+        process.kill()
+        process.wait()
+        with pytest.raises(at_home.Gone):
+            check()
