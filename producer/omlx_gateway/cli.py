@@ -100,7 +100,7 @@ def main(
         keys = KeyFile(api_keys) if api_keys else None
         app = MeasuredApp(create_app(url, Limits(max_body), keys, (_in_url(host), *hosts)))
     except InvalidRequest as error:
-        raise click.UsageError(settings_error(error)) from None
+        raise click.UsageError(settings_error(error, env_file=None)) from None
     except KeyFileError as error:
         raise click.UsageError(f"--api-keys: {error}") from None
     _reach(url)

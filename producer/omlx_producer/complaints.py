@@ -16,9 +16,10 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from omlx_producer.connection import without_password
-from omlx_producer.environment import PREFIX
+from omlx_producer.connection import redis_variable, without_password
+from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.errors import InvalidRequest, one_line
+from omlx_producer.program import is_given
 
 # redis-py puts it behind the command of a pipeline, and before the error. The command is free text.
 _PIPELINE = "of pipeline caused error: "
@@ -131,9 +132,12 @@ def waiting_text(error: Exception) -> str:
     return f"Redis is unavailable ({cause(error)}); waiting for it"
 
 
-def settings_error(error: InvalidRequest) -> str:
+def settings_error(error: InvalidRequest, env_file: str | None = DOTENV) -> str:
     """What is wrong with the URL of ``--redis-url``, or with a variable, as a command says it."""
-    return error.told("--redis-url" if error.field == "connection" else error.field)
+    if error.field != "connection":
+        return str(error)
+    variable = None if is_given("redis_url") else redis_variable(env_file)
+    return error.told(variable or "--redis-url")
 
 
 def redis_error(error: RedisError, url: str, elsewhere: str = _ELSEWHERE) -> str:

@@ -16,11 +16,14 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
-from omlx_producer.environment import DEFAULT_REDIS_URL, PREFIX
+from omlx_producer.environment import DEFAULT_REDIS_URL, PREFIX, variable_set
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
 
 # The reasons of redis-py are left out: they may quote the part of the URL that is a password.
-_NO_URL = "not the URL of a Redis server", f"give one such as {DEFAULT_REDIS_URL}"
+_NO_URL = "not the URL of a Redis server"
+_REMEDY = f"give one such as {DEFAULT_REDIS_URL}"
+# What can hold no password, even where it is misplaced.
+_HARMLESS = re.compile(r"([A-Za-z+]+://)?[\w.-]*(:[0-9]*)?(/[\w.-]*)?")
 _RAW_PASSWORD = (
     "has an @ behind a /, ? or #",
     "in a password write %40, %2F, %3F and %23 for them",
@@ -30,6 +33,8 @@ _UNKNOWN_OPTION = (
     "has an option behind its ? that redis-py does not know",
     "correct or remove it (Redis Sentinel is not supported)",
 )
+
+_VARIABLES = f"{PREFIX}REDIS_URL", "REDIS_URL"
 
 CONNECT_SECONDS = 5.0
 LONGEST_BLOCK_SECONDS = 4.0
@@ -66,14 +71,28 @@ def read_settings(env_file: str | None = None) -> Settings:
     except ValidationError as error:
         value = error.errors()[0]["input"]
         raise InvalidRequest(
-            f"{PREFIX}ALLOW_EVICTION", f"got {value!r:.60}", "give true or false"
+            variable_set(f"{PREFIX}ALLOW_EVICTION", env_file=env_file),
+            f"got {value!r:.60}",
+            "give true or false",
         ) from None
 
 
 def redis_url(given: str | None = None, env_file: str | None = None) -> str:
-    """The URL given, else that of ``OMLX_QUEUE_REDIS_URL``, ``REDIS_URL``, or the default."""
+    """The URL given, else that of ``OMLX_QUEUE_REDIS_URL``, ``REDIS_URL``, or the default.
+
+    Blanks and quotes around it do not count.
+    """
     settings = read_settings(env_file)
-    return given or settings.omlx_queue_redis_url or settings.redis_url
+    return _bare(given or settings.omlx_queue_redis_url or settings.redis_url)
+
+
+def _bare(url: str) -> str:
+    return url.strip("\"' \t\r\n") if isinstance(url, str) else url
+
+
+def redis_variable(env_file: str | None = None) -> str | None:
+    """The variable that says where Redis is, if no URL is given; None if the default does."""
+    return variable_set(*_VARIABLES, env_file=env_file)
 
 
 def without_password(url: str) -> str:
@@ -114,6 +133,7 @@ def connect(url: str, **options: Any) -> redis.Redis:
         "socket_connect_timeout": CONNECT_SECONDS,
         "retry": Retry(_BACKOFF, _RETRIES),
     }
+    url = _bare(url)
     with _checked(url):
         client = redis.Redis.from_url(url, **(usual | options))
         _require_connectable(client)
@@ -122,6 +142,7 @@ def connect(url: str, **options: Any) -> redis.Redis:
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """The asyncio form of `connect`."""
+    url = _bare(url)
     with _checked(url):
         client = redis.asyncio.Redis.from_url(
             url,
@@ -151,7 +172,8 @@ def _checked(url: str) -> Iterator[None]:
     except InvalidRequest:
         raise
     except ValueError:
-        raise InvalidRequest("connection", *_NO_URL) from None
+        got = f"got {url!r}, " if _HARMLESS.fullmatch(url) and len(url) <= 100 else ""
+        raise InvalidRequest("connection", f"{got}{_NO_URL}", _REMEDY) from None
     except TypeError:
         raise InvalidRequest("connection", *_UNKNOWN_OPTION) from None
 

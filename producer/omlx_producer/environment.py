@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 
 from omlx_producer.commands.gone import instead
@@ -62,6 +63,20 @@ def app_folder() -> Path:
         return Path.home() / "Library" / "Application Support" / "omlx-queue"
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "omlx-queue"
+
+
+def variable_set(*names: str, env_file: str | None = DOTENV) -> str | None:
+    """The first of these variables that is not empty, and its file if the environment lacks it.
+
+    None if all are empty. Case does not count.
+    """
+    file = {} if env_file is None else dotenv_values(env_file)
+    places = (("", os.environ), (f" in {env_file}", file))
+    for name in names:
+        for place, values in places:
+            if any(value and each.upper() == name for each, value in values.items()):
+                return name + place
+    return None
 
 
 def warn_of_unknown_variables(echo: Callable[[str], object]) -> None:

@@ -202,6 +202,12 @@ def program_name() -> str:
     return (context and context.find_root().info_name) or Path(sys.argv[0]).name
 
 
+def is_given(name: str) -> bool:
+    """Whether an option of the running command was typed, if that has no default."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.params.get(name) is not None
+
+
 def check_variables() -> None:
     """Say which variables have no effect; end the program if ``.env`` cannot be read."""
     try:

@@ -24,11 +24,12 @@ from redis.retry import Retry
 from rq import Worker
 
 from omlx_producer.client.workers import WorkerFigures, read_workers
-from omlx_producer.connection import connect, redis_url
+from omlx_producer.connection import connect, redis_url, redis_variable
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.program import INVALID, fail
 from omlx_worker.connection import embedded_server
+from omlx_worker.options import source_of
 from omlx_worker.processes import lives
 from omlx_worker.queue.embedded import running_url
 from omlx_worker.settings import WorkerSettings
@@ -102,8 +103,10 @@ def shared(
 
 @contextlib.contextmanager
 def server_here(settings: WorkerSettings, tell: Tell) -> Iterator[tuple[str, Check]]:
-    """The URL of the Redis that is named; else of the one that has a worker of this machine; else
-    of the embedded one, which is started if it does not run.
+    """The URL of the Redis that is named; else of the one that ``REDIS_URL`` names, if it has a
+    worker of this machine; else of the embedded one, which is started if it does not run.
+
+    No other server is asked: any user of this machine could have it listen.
 
     Yields the URL, and a check that raises ServerError if a server that was started here has ended.
 
@@ -111,7 +114,7 @@ def server_here(settings: WorkerSettings, tell: Tell) -> Iterator[tuple[str, Che
         tell: told what is waited for.
     """
     if settings.redis_url:
-        yield settings.redis_url, nothing
+        yield redis_url(settings.redis_url), nothing
         return
 
     @contextlib.contextmanager
@@ -133,15 +136,17 @@ def nothing() -> None:
 
 
 def _find_server(folder: Path, alias: str) -> str | None:
-    """The URL of the usual Redis if it answers and has a worker of this machine for the model; else
-    of the embedded server that keeps its data in a folder. None if none does."""
-    usual = redis_url(env_file=DOTENV)
-    with (
-        contextlib.suppress(RedisError, OmlxQueueError),
-        connect(usual, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)) as connection,
-    ):
-        if worker_here(connection, alias):
-            return usual
+    """The URL of the Redis that a variable names, if it answers and has a worker of this machine
+    for the model; else of the embedded server that keeps its data in a folder. None if none does.
+    """
+    if redis_variable(DOTENV):
+        named = redis_url(env_file=DOTENV)
+        with (
+            contextlib.suppress(RedisError, OmlxQueueError),
+            connect(named, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)) as connection,
+        ):
+            if worker_here(connection, alias):
+                return named
     return running_url(folder)
 
 
@@ -150,7 +155,10 @@ def _lock_file(place: Path, suffix: str) -> IO[bytes]:
         place.parent.mkdir(0o700, parents=True, exist_ok=True)
         return place.with_name(place.name + suffix).open("ab")
     except OSError as error:
-        fail(INVALID, f"--redis-dir {place.parent}: {error.strerror}; name another folder")
+        fail(
+            INVALID,
+            f"{source_of('redis_dir')} {place.parent}: {error.strerror}; name another folder",
+        )
 
 
 def _is_free(file: IO[bytes]) -> bool:

@@ -23,6 +23,7 @@ from omlx_worker.options import (
     read_settings,
     require_mlx,
     settings_options,
+    source_of,
     start_advice,
 )
 from omlx_worker.own_worker import OwnWorker, WorkerEnded
@@ -96,10 +97,11 @@ def _worker(
             return None
         info = producer.models().get(settings.alias)
         if info is not None and not _same(info.model, settings.model):
+            got = f"{source_of('model')}: got {shlex.quote(settings.model)}"
             fail(
                 INVALID,
-                f"--model: got {shlex.quote(settings.model)}, but a worker of this machine serves "
-                f"{info.model} as {settings.alias}; give another --model-alias",
+                f"{got}, but a worker of this machine serves {info.model} as {settings.alias}; "
+                "give another --model-alias",
             )
         if file.progress != "none":
             others = arguments_of({name: options[name] for name in _DECIDED})

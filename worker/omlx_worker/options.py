@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 from pydantic import ByteSize, ValidationError
 
-from omlx_producer.environment import PREFIX
-from omlx_producer.program import INVALID, SectionedCommand, fail, option
+from omlx_producer.environment import PREFIX, variable_set
+from omlx_producer.program import INVALID, SectionedCommand, fail, is_given, option
 from omlx_producer.wire.remedy import kinds_of, remedy_of
 from omlx_worker.mac.buffers import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
@@ -98,11 +98,26 @@ def describe(error: ValidationError, given: Container[str] = ()) -> str:
     """
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0])
-    source = _flag(name) if name in given else PREFIX + name.upper()
+    source = _flag(name) if name in given else variable_set(PREFIX + name.upper())
     remedy = problem["msg"]
     if problem["type"] != REMEDY:
         remedy = f"give {remedy_of(WorkerSettings.model_fields[name])}"
     return f"{source}: got {shlex.quote(str(problem['input']))}; {remedy}"
+
+
+def source_of(name: str) -> str:
+    """What has set a field: the option of the running command, or a variable; else the option."""
+    variable = None if is_given(name) else variable_set(PREFIX + name.upper())
+    return variable or _flag(name)
+
+
+def by_source(sentence: str) -> str:
+    """A sentence that begins with an option, with the variable in place of it that has set it."""
+    flag = sentence.partition(" ")[0].rstrip(":")
+    name = flag.removeprefix("--").replace("-", "_")
+    if flag.startswith("--") and name in WorkerSettings.model_fields:
+        return source_of(name) + sentence.removeprefix(flag)
+    return sentence
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:

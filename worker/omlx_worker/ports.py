@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from omlx_producer.environment import PREFIX
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.program import INVALID, fail, port_error
+from omlx_worker.options import source_of
 from omlx_worker.processes import child_command
 from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
@@ -70,7 +71,7 @@ def serve_http(
     try:
         socket.create_server((HTTP_HOST, port)).close()
     except OSError as error:
-        fail(INVALID, port_error(f"--http {port}", error))
+        fail(INVALID, port_error(f"{source_of('http')} {port}", error))
     # The URL may hold a password, which other users would see among the arguments.
     environment = {**os.environ, f"{PREFIX}REDIS_URL": url}
     if settings.allow_eviction:

@@ -16,9 +16,11 @@ from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
 from omlx_worker.models_option import ModelsCommand, read_models
 from omlx_worker.options import (
+    by_source,
     require,
     require_mlx,
     settings_options,
+    source_of,
 )
 from omlx_worker.settings import WorkerSettings
 
@@ -45,7 +47,10 @@ def run(context: click.Context, /, **options: Any) -> None:
     try:
         start_logging(settings.log_level, settings.log_format, settings.log_file)
     except OSError as error:
-        fail(INVALID, f"--log-file {settings.log_file}: {error.strerror}; give another file")
+        fail(
+            INVALID,
+            f"{source_of('log_file')} {settings.log_file}: {error.strerror}; give another file",
+        )
     require_mlx()
     if settings.metrics_port is not None:
         require("prometheus_client")
@@ -82,7 +87,7 @@ def serve(models: Sequence[WorkerSettings], url: str) -> int:
             with serve_ports(settings, worker, url):
                 worker.work(burst=settings.burst)
         except (ModelError, NameTaken) as error:
-            fail(INVALID, str(error))
+            fail(INVALID, by_source(str(error)))
         except Exception as error:
             if told := unusable(url, error):
                 fail(UNREACHABLE, told)

@@ -15,9 +15,12 @@ import redis
 from click.testing import CliRunner, Result
 
 from omlx_producer.bulk import progress
+from omlx_worker import at_home as at_home_module
 from omlx_worker import batch as batch_module
 from omlx_worker import cli
+from omlx_worker.queue.embedded import running_url
 from tests.helpers.bulk_runs import count_lines, ids, write_rows
+from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import ALIAS, wait_for, worker_process
 
 Batch = Callable[..., Result]
@@ -72,7 +75,27 @@ def test_options_that_a_running_worker_decides_itself_are_named(
     assert "; using it, with its own --max-batch, --mode, --fixed-shapes\n" in done.stderr
 
 
-def test_the_worker_at_the_usual_redis_is_found(
+def test_without_a_variable_no_server_is_asked_but_one_of_its_own_folder(
+    batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REDIS_URL", "OMLX_QUEUE_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(at_home_module, "connect", lambda url, **_: pytest.fail(f"asked {url}"))
+    write_rows(tmp_path / "rows.jsonl", 1)
+    done = batch("-m", ALIAS, "rows.jsonl", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "redis/server.log").exists()
+
+
+def test_a_server_without_the_lock_of_the_folder_may_be_anybodys(
+    private_server: RedisServer,
+) -> None:
+    with redis.Redis.from_url(private_server.url) as client:
+        assert client.config_get("dir")["dir"] == str(private_server.folder.resolve())
+    assert running_url(private_server.folder) is None
+
+
+def test_the_worker_at_the_redis_of_a_variable_is_found(
     batch: Batch, at_home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", at_home)

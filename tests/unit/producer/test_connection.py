@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import redis
 from click.testing import CliRunner
@@ -15,6 +17,7 @@ from omlx_producer import AsyncProducer, AsyncTokenStream, OmlxQueueError, Produ
 from omlx_producer.cli.main import cli
 from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
 from omlx_producer.environment import DOTENV
+from omlx_worker.cli import main as worker
 
 
 @pytest.fixture(autouse=True)
@@ -143,13 +146,57 @@ async def test_a_producer_without_a_url_takes_the_environments(
 
 
 @pytest.mark.parametrize("kind", [Producer, AsyncProducer])
-@pytest.mark.parametrize("url", ["localhost:6379", "http://host", "redis://host:secret"])
-def test_a_url_that_is_none_is_an_error_of_this_package(kind: Any, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "got"),
+    [
+        ("localhost:6379", "got 'localhost:6379', "),
+        ("http://host", "got 'http://host', "),
+        ("redis://host:secret", ""),
+        ("redis://:secret", ""),
+    ],
+)
+def test_a_url_that_is_none_is_an_error_of_this_package(kind: Any, url: str, got: str) -> None:
     with pytest.raises(OmlxQueueError) as caught:
         kind(url)
     assert str(caught.value) == (
-        "connection: not the URL of a Redis server; give one such as redis://127.0.0.1:6379/0"
+        f"connection: {got}not the URL of a Redis server; give one such as redis://127.0.0.1:6379/0"
     )
+
+
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer, partial(TokenStream, job_id="job")])
+def test_blanks_and_quotes_around_a_url_do_not_count(kind: Any) -> None:
+    made = kind(" 'redis://a:1234/5' ")
+    client = made.connection if isinstance(made, Producer) else made._connection
+    kwargs = client.get_connection_kwargs()
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("a", 1234, 5)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"), [(cli, ["models"]), (gateway, ["--port", "0"]), (worker, ["run"])]
+)
+def test_a_wrong_url_is_told_with_what_has_set_it(
+    monkeypatch: pytest.MonkeyPatch, program: click.Group, arguments: list[str]
+) -> None:
+    def said(*more: str) -> str:
+        if program is worker:
+            more = (*more, "-m", "demo")
+        done = CliRunner().invoke(program, [*arguments, *more])
+        assert done.exit_code == 2, done.output
+        return done.stderr.partition(": ")[2]
+
+    remedy = "not the URL of a Redis server; give one such as redis://127.0.0.1:6379/0\n"
+    monkeypatch.setenv("REDIS_URL", "zz")
+    assert said() == f"REDIS_URL: got 'zz', {remedy}"
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "redis://host:zz")
+    assert said() == f"OMLX_QUEUE_REDIS_URL: {remedy}"
+    assert said("--redis-url", "yy") == f"--redis-url: got 'yy', {remedy}"
+
+
+def test_a_wrong_url_of_the_file_of_the_folder_is_told_with_the_file() -> None:
+    Path(".env").write_text("REDIS_URL=zz\n")
+    for program, arguments in ((cli, ["models"]), (worker, ["run", "-m", "demo"])):
+        done = CliRunner().invoke(program, arguments)
+        assert "REDIS_URL in .env: got 'zz', not the URL" in done.stderr
 
 
 @pytest.mark.parametrize("kind", [Producer, AsyncProducer])

@@ -114,6 +114,24 @@ def test_a_wrong_variable_is_named_as_the_user_wrote_it() -> None:
     assert "OMLX_QUEUE_BURST: got perhaps; give true or false" in result.stderr
 
 
+def test_a_wrong_value_is_told_with_the_file_that_has_it() -> None:
+    Path(".env").write_text("OMLX_QUEUE_MAX_BATCH=0\n")
+    assert "OMLX_QUEUE_MAX_BATCH in .env: got 0; give" in invoke("run").stderr
+    assert "worker: --max-batch: got 0; give" in invoke("run", "--max-batch", "0").stderr
+    result = invoke("run", "--max-batch", "1", OMLX_QUEUE_LOG_FILE="/dev/null/worker.log")
+    assert "worker: OMLX_QUEUE_LOG_FILE /dev/null/worker.log: File exists; " in result.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("MODEL", "no/such/folder"), ("MEMORY_LIMIT", "1MB")])
+def test_what_a_variable_has_set_wrongly_is_told_with_the_variable(
+    redis_url: str, name: str, value: str
+) -> None:
+    given = {"OMLX_QUEUE_MODEL": "demo", f"OMLX_QUEUE_{name}": value}
+    result = invoke("run", "--redis-url", redis_url, **given)
+    assert result.exit_code == INVALID, result.output
+    assert f"omlx-worker: OMLX_QUEUE_{name}" in result.stderr
+
+
 def test_a_model_drafts_up_to_four_tokens_itself() -> None:
     assert WorkerSettings(mtp_depth=4).mtp_depth == 4
     result = invoke("run", OMLX_QUEUE_MTP_DEPTH="5")

@@ -123,7 +123,7 @@ class EmbeddedRedis:
 
     def _lock(self, log: IO[bytes]) -> None:
         """Take the folder. The server inherits ``log``, so the lock ends with the server."""
-        if not _locked(log):
+        if not _locked(log, LOCK_SECONDS):
             url = _url_in(log)
             raise ServerError(
                 f"another embedded Redis server keeps its data in {self.folder}; connect to that "
@@ -177,12 +177,15 @@ class EmbeddedRedis:
 def running_url(folder: Path) -> str | None:
     """The URL of the server that keeps its data in a folder; None if none does.
 
-    The caller makes sure that nobody starts one there meanwhile.
+    Its lock of the log is the proof: any user may answer at the port of one that has ended. The
+    caller makes sure that nobody starts one there meanwhile.
     """
     log = folder / "server.log"
     if not log.exists():
         return None
     with log.open("ab") as stream:
+        if _locked(stream, 0):
+            return None
         if url := _url_in(stream):
             with (
                 contextlib.suppress(RedisError),
@@ -191,7 +194,7 @@ def running_url(folder: Path) -> str | None:
                 if _keeps(client, folder):
                     return url
         # It does not answer: it may be about to end.
-        return None if _locked(stream) else url
+        return None if _locked(stream, LOCK_SECONDS) else url
 
 
 def _keeps(client: Redis, folder: Path) -> bool:
@@ -199,14 +202,14 @@ def _keeps(client: Redis, folder: Path) -> bool:
     return bool(client.config_get("dir")["dir"] == str(folder.resolve()))
 
 
-def _locked(log: IO[bytes]) -> bool:
-    """Lock the log of a folder's server. False if another server keeps it for `LOCK_SECONDS`."""
-    deadline = time.monotonic() + LOCK_SECONDS
+def _locked(log: IO[bytes], seconds: float) -> bool:
+    """Lock the log of a folder's server. False if another server keeps it for this time."""
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 return False
             time.sleep(0.05)
         else:
