@@ -65,7 +65,7 @@ NOT_TYPED = {
     "omlx-gateway --api-keys api-keys.jsonl --host 0.0.0.0": "serves other machines",
     "llm install omlx-queue": "installs",
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
-    "scripts/setup worker && .venv/bin/omlx-worker bench --share mac.json": ON_A_MAC,
+    "scripts/setup worker && .venv/bin/omlx-worker bench -m demo --share mac.json": ON_A_MAC,
     "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
     "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",
 }

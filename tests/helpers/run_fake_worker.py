@@ -32,6 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     start_logging(options.log_level, options.log_format)
     settings = WorkerSettings(
+        model="demo",
         model_alias=options.alias,
         name=options.name,
         max_batch=options.max_rows,

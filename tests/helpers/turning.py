@@ -96,7 +96,7 @@ def turning_worker(
 ) -> Iterator[GenerationWorker]:
     """A worker of these models on a thread; stopped at once when the block ends before it does."""
     connection = Redis.from_url(url)
-    settings = [WorkerSettings(model_alias=alias, **options) for alias in models]
+    settings = [WorkerSettings(model="demo", model_alias=alias, **options) for alias in models]
     worker = GenerationWorker(
         settings, loads, connection=connection, describe=describe, machine=machine
     )

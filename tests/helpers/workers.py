@@ -159,7 +159,9 @@ def running_worker(
     """A worker on a thread; stopped at once when the block ends before it does."""
     engine = FakeEngine(max_rows, step_seconds, vector_size)
     connection = Redis.from_url(url)
-    settings = WorkerSettings(**{"model_alias": ALIAS, "max_batch": max_rows, **options})
+    settings = WorkerSettings(
+        **{"model": "demo", "model_alias": ALIAS, "max_batch": max_rows, **options}
+    )
     worker = GenerationWorker([settings], lambda *_: engine, connection=connection, machine=machine)
     worker.test_engine = engine
     with contextlib.closing(connection), on_a_thread(worker, burst=burst):

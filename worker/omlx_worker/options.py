@@ -98,6 +98,9 @@ def describe(error: ValidationError, given: Container[str] = ()) -> str:
     """
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0])
+    if problem["type"] == "missing":
+        remedy = "give -m with a folder or a Hugging Face id, or -m demo, a toy to try"
+        return f"{_flag(name)}: missing; {remedy}"
     source = _flag(name) if name in given else variable_set(PREFIX + name.upper())
     remedy = problem["msg"]
     if problem["type"] != REMEDY:

@@ -53,7 +53,7 @@ class WorkerSettings(BaseSettings):
     model_alias: ModelAlias | None = Field(
         default=None, description="Name in requests and queues; else the model's."
     )
-    model: str = Field(default="demo", description="demo, a folder, or a Hugging Face id.")
+    model: str = Field(description="A folder, a Hugging Face id, or demo, a toy to try.")
     draft_model: str | None = Field(
         default=None, description="A smaller model or assistant that drafts, named likewise."
     )
@@ -143,7 +143,7 @@ class WorkerSettings(BaseSettings):
     @classmethod
     def _has_an_alias(cls, model: str, info: ValidationInfo) -> str:
         if not model.strip():
-            raise PydanticCustomError(REMEDY, "give demo, a folder, or a Hugging Face id")
+            raise PydanticCustomError(REMEDY, "give a folder or a Hugging Face id, or demo to try")
         if info.data.get("model_alias") is None:
             try:
                 _ALIAS.validate_python(_last_part(model))

@@ -135,7 +135,7 @@ def estimate_lacks(connection: redis.Redis, models: Iterable[str]) -> tuple[str,
     found = [read_figures(connection, model)[0] for model in sorted(models)]
     if missing := [model.held_up for model in found if not model.workers]:
         told = missing[0] if UNKNOWN not in models else "no worker has announced a model yet"
-        return f"{told}; an estimate needs one, so start omlx-worker run", False
+        return f"{told}; an estimate needs one, so start omlx-worker run -m MODEL", False
     held_up = "; ".join(model.held_up for model in found if model.held_up)
     return f"{held_up}; an estimate waits for that" if held_up else "", True
 

@@ -217,7 +217,9 @@ class RowMaker:
             require_known(GenerationRequest.parse({"model": shape.model, "prompt": "x"}), models)
         elif require_known_model and not models:
             missing = ModelNotFound(
-                None, "no worker has announced a model yet", "start one with omlx-worker run"
+                None,
+                "no worker has announced a model yet",
+                "start one with omlx-worker run -m MODEL",
             )
             missing.anyway = True
             raise missing

@@ -26,7 +26,7 @@ from omlx_producer.terminal import duration, one_cell, write
 
 # Columns of a folded name, at least, and those between two columns.
 LEAST_NAME, GAP = 12, 2
-NOTHING_ANNOUNCED = "no worker has announced a model yet; start one with omlx-worker run"
+NOTHING_ANNOUNCED = "no worker has announced a model yet; start one with omlx-worker run -m MODEL"
 
 
 def watch_figures(connection: redis.Redis, seconds: float, *, as_json: bool) -> NoReturn:

@@ -112,14 +112,9 @@ def wait_reason(connection: redis.Redis, job_id: str) -> str | None:
 
 
 class TextWriter:
-    """Prints the first choice as it comes, and the others whole after it.
-
-    Attributes:
-        wrote: whether it has printed any text.
-    """
+    """Prints the first choice as it comes, and the others whole after it."""
 
     def __init__(self) -> None:
-        self.wrote = False
         self._others: dict[int, list[str]] = {}
         self._at_line_start = True
 
@@ -159,7 +154,6 @@ class TextWriter:
     def _put(self, text: str) -> None:
         if text:
             write(text)
-            self.wrote = True
             self._at_line_start = text.endswith("\n")
 
     def _end_line(self) -> None:
@@ -177,27 +171,27 @@ def _answer(choice: dict[str, Any]) -> str:
 
 
 def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
-    """Print a job's events or text until its end.
+    """Print a job's events or text until its end, and its result if no text came with them.
 
     Raises:
         JobFailed, JobCancelled: if it ended so.
     """
-    writer, event = TextWriter(), None
+    writer, event, has_text = TextWriter(), None, False
     with WaitReasons(producer.connection, job_id) as reasons:
         for event in producer.stream(job_id):
             reasons.heard()
+            if isinstance(event, TokensEvent):
+                has_text = has_text or any(choice.text for choice in event.choices)
             if as_json:
                 write(event.model_dump_json() + "\n")
             else:
                 writer.write(event)
-    failed = event if isinstance(event, FailedEvent | CancelledEvent) else None
-    if not as_json:
-        if not writer.wrote and not failed:
-            # Short bulk jobs publish no tokens, and streams expire.
-            writer.write_body(job_id, producer.result(job_id))
-        writer.end()
-    if failed:
-        Outcome.of_event(failed).unwrap()
+    writer.end()
+    if isinstance(event, FailedEvent | CancelledEvent):
+        Outcome.of_event(event).unwrap()
+    elif not has_text:
+        # Decisions and short bulk jobs publish no tokens, and streams expire.
+        show_result(producer, job_id, None, as_json=as_json)
 
 
 def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:

@@ -72,7 +72,7 @@ def submit(
 ) -> None:
     """Submit PROMPT ("-" is stdin) and print its text.
 
-    --json prints events, one per line; with --no-stream, the response body.
+    --json prints events, one per line; with --no-stream or --probabilities, the response body.
     """
     refuse_conflicts(raw, system, sampling)
     text = read_stdin() if prompt == "-" else prompt
@@ -84,8 +84,10 @@ def submit(
         needed = system is not None or sampling["tools"] is not None
         chat = not raw and (needed or takes_chats(models, model))
         fields = text_fields(text, chat=chat, system=system) | given(sampling) | {"model": model}
+        # No text is generated for probabilities, so nothing comes before the result.
+        whole = bool(no_stream or sampling["probabilities"])
         if not detach:
-            fields["stream"] = not (no_stream or sampling["probabilities"])
+            fields["stream"] = not whole
         require_compilable(GenerationRequest.parse(fields))
         job = producer.submit(
             fields,
@@ -101,7 +103,7 @@ def submit(
         if sampling["logprobs"] and not as_json:
             click.echo("--json shows the log-probabilities", err=True)
         with goes_on("job", job.id):
-            if no_stream:
+            if whole:
                 show_result(producer, job.id, None, as_json=as_json)
             else:
                 show_stream(producer, job.id, as_json=as_json)
@@ -114,7 +116,8 @@ def submit(
 def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
     """Print the text of a job from its start, as it is generated.
 
-    For a batch, show its progress until its end.
+    --json prints events, one per line, and the response body if no text came with them. For a
+    batch, show its progress until its end.
     """
     if is_batch_id(job_id):
         watch_batch(job_id, redis_url, as_json=as_json)

@@ -73,7 +73,7 @@ def only_model(models: Mapping[str, ModelInfo], *, vectors: bool) -> str:
         raise InvalidRequest(
             "model",
             "missing, and no worker has announced one yet",
-            "name one, or start a worker with omlx-worker run",
+            "name one, or start a worker with omlx-worker run -m MODEL",
         )
     raise InvalidRequest(
         "model", "missing, but workers have announced several", f"give one of {_spell(recent)}"
@@ -91,7 +91,7 @@ def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -
     missing = ModelNotFound(
         "model",
         f"got {request.model!r}, which no worker has announced (known: {_spell(models) or 'none'})",
-        f"start a worker with omlx-worker run --model-alias {request.model}",
+        f"start a worker with omlx-worker run -m MODEL --model-alias {request.model}",
     )
     missing.anyway = True
     raise missing

@@ -159,6 +159,22 @@ def test_a_decision_is_shown_with_all_probabilities_the_likeliest_first(
     assert run("result", job.id).stdout == "0.750000 complaint\n0.250000 order\n"
 
 
+def test_json_of_a_decision_is_its_response(run: Run, served: dict[str, Any]) -> None:
+    done = run("x", "--choice", "a", "--choice", "b", "--probabilities", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["choices"][0]["text"] == "hello 0, wörld"
+
+
+def test_json_of_a_job_without_tokens_ends_with_its_response(
+    run: Run, job: JobHandle, worker: FakeWorker
+) -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1}
+    choice = {"index": 0, "text": "b", "finish_reason": "stop", "probabilities": {"b": 1.0}}
+    worker.finish(body={"choices": [choice], "usage": usage})
+    *_, done, body = map(json.loads, run("watch", job.id, "--json").stdout.splitlines())
+    assert (done["type"], body["choices"][0]["probabilities"]) == ("done", {"b": 1.0})
+
+
 def test_stdin_must_be_utf_8(run: Run) -> None:
     done = run("-", stdin=b"\xff\xfe")
     assert done.exit_code == 2
@@ -336,7 +352,7 @@ def test_a_failed_job_exits_with_1_and_its_sentence(run: Run, served: dict[str, 
         (["x", "--temperature", "nan"], "--temperature: got 'nan'; give a number from 0 to 2"),
         (["x", "--temperature", "warm"], "--temperature: got 'warm'; give a number from 0 to 2\n"),
         (["x", "--n", "129"], "--n: got 129; give a whole number from 1 to 128"),
-        (["x", "--model", "nope"], "run --model-alias nope, or pass --queue-anyway\n"),
+        (["x", "--model", "nope"], "run -m MODEL --model-alias nope, or pass --queue-anyway\n"),
         (["x", "--logit-bias", "5"], "got '5'; give ID=VALUE"),
         (["x", "--logit-bias", "a=5"], "--logit-bias: got the key 'a'"),
         (["x", "--top-logprobs", "2"], "--top-logprobs: got 2 without logprobs"),
@@ -476,7 +492,8 @@ def test_without_models_one_sentence_is_said(
     connection.flushall()
     done = run(command)
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == "no worker has announced a model yet; start one with omlx-worker run\n"
+    remedy = "start one with omlx-worker run -m MODEL"
+    assert done.stderr == f"no worker has announced a model yet; {remedy}\n"
 
 
 def test_models_lists_what_workers_announced(run: Run) -> None:

@@ -181,7 +181,7 @@ def test_an_unknown_model_is_refused_with_the_known_ones(
         producer.submit(model="dmeo", prompt="x")
     assert str(caught.value) == (
         "model: got 'dmeo', which no worker has announced (known: demo); start a worker with "
-        "omlx-worker run --model-alias dmeo, or pass require_known_model=False"
+        "omlx-worker run -m MODEL --model-alias dmeo, or pass require_known_model=False"
     )
     assert nothing_enqueued(connection)
     assert producer.submit(model="dmeo", prompt="x", require_known_model=False).id

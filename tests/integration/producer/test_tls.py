@@ -94,6 +94,6 @@ def test_a_server_that_speaks_no_tls_is_told_as_such() -> None:
 def test_a_worker_tells_it_too() -> None:
     with tls_server() as port:
         url = f"rediss://localhost:{port}/0"
-        done = CliRunner().invoke(worker_cli.main, ["run", "--redis-url", url])
+        done = CliRunner().invoke(worker_cli.main, ["run", "-m", "demo", "--redis-url", url])
     assert (done.exit_code, done.stderr.count("\n")) == (3, 1)
     assert "has a certificate that is not trusted here" in done.stderr

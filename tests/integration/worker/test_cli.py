@@ -36,6 +36,7 @@ from tests.helpers.workers import enqueue, loads, queue, status, wait_for
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("REDIS_URL", "OMLX_QUEUE_REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMLX_QUEUE_MODEL", "demo")
     yield
     logging.getLogger().setLevel(logging.WARNING)
 

@@ -285,7 +285,7 @@ def test_the_demo_survives_a_kill_makes_a_table_and_builds_no_kernels(
     assert "job 2 wrote JSON that matches its schema" in terminal.output
     table = terminal.output.rpartition("release.json")[2]
     assert all(text in table for text in ("flask", "3.0.2", "numpy", "requests"))
-    assert "omlx-worker bench" in table
+    assert "omlx-worker bench -m demo" in table
     if mx.default_device() == mx.cpu:
         assert list(tmp_path.rglob("*.so")) == []
 

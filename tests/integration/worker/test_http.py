@@ -42,7 +42,7 @@ def test_the_gateway_serves_the_workers_redis_until_the_worker_ends(
     redis_url: str, connection: Redis
 ) -> None:
     port = free_port()
-    settings = WorkerSettings(model_alias=ALIAS)
+    settings = WorkerSettings(model="demo", model_alias=ALIAS)
     with running_worker(redis_url), serve_http(port, settings, redis_url) as process:
         wait_for(lambda: answers(port) and connection.exists("omlx:models"))
         with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
@@ -59,7 +59,8 @@ def test_the_gateway_ends_with_a_worker_that_is_killed(redis_url: str) -> None:
     code = (
         "import sys, time; from omlx_worker.ports import serve_http;"
         "from omlx_worker.settings import WorkerSettings\n"
-        "with serve_http(int(sys.argv[1]), WorkerSettings(), sys.argv[2]): time.sleep(60)"
+        "settings = WorkerSettings(model='demo')\n"
+        "with serve_http(int(sys.argv[1]), settings, sys.argv[2]): time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(port), redis_url]) as worker:
         wait_for(lambda: answers(port))
@@ -70,7 +71,7 @@ def test_the_gateway_ends_with_a_worker_that_is_killed(redis_url: str) -> None:
 def test_a_gateway_that_ends_by_itself_is_told(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serve_http(free_port(), WorkerSettings(), redis_url) as process:
+    with serve_http(free_port(), WorkerSettings(model="demo"), redis_url) as process:
         process.kill()
         wait_for(lambda: "serves no HTTP until it is restarted" in caplog.text)
 

@@ -127,7 +127,7 @@ def test_a_worker_that_dies_while_it_loads_falls_silent(
     )
     path = os.pathsep.join(path for path in sys.path if path)
     with subprocess.Popen(
-        [sys.executable, "-c", code, "run", "--redis-url", redis_url, "--name=mac-1"],
+        [sys.executable, "-c", code, "run", "-m", "demo", "--redis-url", redis_url, "--name=mac-1"],
         env={**os.environ, "PYTHONPATH": path},
     ) as process:
         wait_for(lambda: read_workers(connection, "demo"), 60)

@@ -23,6 +23,7 @@ from omlx_worker.settings import WorkerSettings
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMLX_QUEUE_MODEL", "demo")
 
 
 def invoke(*arguments: str, **variables: str) -> Result:
@@ -282,10 +283,20 @@ def test_two_models_of_one_name_are_refused() -> None:
     assert "--model: got two models that are called a; give each a name" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["run --embedded-redis", "batch in.csv", "check", "bench"])
+def test_a_model_is_asked_for_and_the_toy_must_be_named(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.delenv("OMLX_QUEUE_MODEL")
+    result = invoke(*command.split())
+    said = "--model: missing; give -m with a folder or a Hugging Face id, or -m demo, a toy to try"
+    assert (result.exit_code, result.stderr) == (INVALID, f"omlx-worker: {said}\n")
+
+
 def test_a_model_without_a_name_is_refused() -> None:
     result = invoke("run", "-m", "")
     assert result.exit_code == INVALID
-    assert "--model: got ''; give demo, a folder, or a Hugging Face id" in result.stderr
+    assert "--model: got ''; give a folder or a Hugging Face id, or demo to try" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])

@@ -54,7 +54,7 @@ omlx-submit status --json says what it chose, and why.
 {}
 [bold]    omlx-worker run -m demo --embedded-redis    # a worker that stays; Ctrl-C ends it
     omlx-submit "def fibonacci(n):"             # a job, in a second terminal
-    omlx-worker bench                           # speed here, with and without drafts"""
+    omlx-worker bench -m demo                   # speed here, with and without drafts"""
 DRAFTED = "bold green"
 COLOURS = {"a": "cyan", "b": "magenta", "": "dim"}
 TABLE = [

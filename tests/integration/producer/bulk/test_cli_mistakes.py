@@ -265,8 +265,8 @@ def test_rows_that_name_their_models_are_not_told_to(
     connection.delete(MODELS_KEY)
     _, said = told(run, "run", str(source), "--detach")
     assert said == (
-        "omlx-submit: no worker has announced a model yet; start one with omlx-worker run, or "
-        "pass --queue-anyway"
+        "omlx-submit: no worker has announced a model yet; start one with omlx-worker run "
+        "-m MODEL, or pass --queue-anyway"
     )
 
 

@@ -112,7 +112,7 @@ def test_a_dry_run_needs_no_worker(
     for rows, code in (("0", 0), ("2", 1)):
         done = run("run", "rows.jsonl", "--dry-run", rows, *options)
         assert (done.exit_code, json.loads(done.stdout)["rows"]) == (code, 3)
-        assert done.stderr == f"{lacks}; an estimate needs one, so start omlx-worker run\n"
+        assert done.stderr == f"{lacks}; an estimate needs one, so start omlx-worker run -m MODEL\n"
     assert jobs_in_redis(connection) == 0
 
 

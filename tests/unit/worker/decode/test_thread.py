@@ -41,7 +41,7 @@ class Bench:
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
         self.decode_thread = DecodeThread(
-            WorkerSettings(), lambda _: self.engine, self.traffic, self.main
+            WorkerSettings(model="demo"), lambda _: self.engine, self.traffic, self.main
         )
         self.jobs: dict[str, ActiveJob] = {}
 
@@ -118,7 +118,9 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue()).start().result()
+        DecodeThread(
+            WorkerSettings(model="demo"), fail, SimpleQueue(), SimpleQueue()
+        ).start().result()
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 30), (5 << 30, 5 << 30)])
@@ -126,7 +128,7 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
     limit: int | None, kept: int
 ) -> None:
     engine = FakeEngine()
-    settings = WorkerSettings(memory_limit=limit and ByteSize(limit))
+    settings = WorkerSettings(model="demo", memory_limit=limit and ByteSize(limit))
     decode_thread = DecodeThread(settings, lambda _: engine, SimpleQueue(), SimpleQueue())
 
     decode_thread.start().result()
