@@ -104,7 +104,7 @@ class ModelFigures(BaseModel):
     def notes(self) -> list[str]:
         """The warnings, what holds up the model or a worker, and what becomes of the jobs of
         silent workers."""
-        notes = self.warnings + ([] if self.workers else [self.held_up])
+        notes = self.warnings + ([] if self.workers else [self.held_up + self._removal])
         notes += [self._pause] if self.paused else []
         for worker in self.workers:
             if worker.held_up and not self.paused:
@@ -129,6 +129,17 @@ class ModelFigures(BaseModel):
             for row in rows:
                 del row["cached"]
         return rows
+
+    @property
+    def _removal(self) -> str:
+        """How to remove what waits for a name that no worker has announced."""
+        if self.info is not None:
+            return ""
+        queues = [queue_name(self.alias, each) for each, queue in self.queues.items() if queue.jobs]
+        ways = [f"rq empty --url URL {' '.join(queues)}"] if queues else []
+        if any(queue.batch_rows for queue in self.queues.values()):
+            ways.append("omlx-submit cancel BATCH, see omlx-submit batches")
+        return f"; if its name is wrong, remove what waits: {', and '.join(ways)}" if ways else ""
 
     @property
     def _pause(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -19,6 +20,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 JOB_ENDED_BADLY, INVALID, UNREACHABLE, NOT_ENDED = 1, 2, 3, 4
 INTERRUPTED, BROKEN_PIPE = 130, 141
+_HELP_ALL = "--help-all"
 
 
 class Program(click.Group):
@@ -83,11 +85,26 @@ class SectionedCommand(click.Command):
     """A command whose help shows each option under the title of its section.
 
     Sections come in the order of their first options, and options without one at the end.
+
+    Args:
+        first: names of the options that most users need. The help shows these alone, and
+            ``--help-all`` the others too. Without any, it shows all.
     """
+
+    def __init__(self, *args: Any, first: Collection[str] = (), **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._first = first
+        if first:
+            count = sum(isinstance(param, _Option) for param in self.params)
+            told = f"Show all {count} options."
+            show = partial(click.Option, is_flag=True, is_eager=True, expose_value=False, help=told)
+            self.params.append(show([_HELP_ALL], callback=_show_all))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        if self._first and not ctx.meta.get(_HELP_ALL):
+            options = [p for p in options if p.name in self._first or not isinstance(p, _Option)]
         for param in sorted(options, key=lambda param: not isinstance(param, _Option)):
             if (record := param.get_help_record(ctx)) is not None:
                 title = param.section if isinstance(param, _Option) else "Options"
@@ -95,6 +112,13 @@ class SectionedCommand(click.Command):
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        ctx.meta[_HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 class _Option(click.Option):

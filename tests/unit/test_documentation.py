@@ -106,7 +106,7 @@ def test_the_options_of_a_printed_command_exist(command: str) -> None:
         if found is None:
             break
         chosen, words = found, words[1:] if found.name == words[0] else words
-    known = {"--help"} | {
+    known = {"--help", "--help-all"} | {
         option for each in chosen.params for option in (*each.opts, *each.secondary_opts)
     }
     assert {word for word in words if word.startswith("-") and word != "-"} <= known

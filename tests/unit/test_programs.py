@@ -72,6 +72,31 @@ def test_a_letter_shows_the_help(name: str, args: tuple[str, ...]) -> None:
     assert (short.exit_code, short.output) == (0, long.output)
 
 
+@pytest.mark.parametrize(
+    ("name", "command", "needed", "rarer"),
+    [
+        ("omlx-submit", "submit", "--temperature", "--min-p"),
+        ("omlx-submit", "run", "--output", "--csv-safe"),
+        ("omlx-worker", "run", "--embedded-redis", "--switch-after"),
+        ("omlx-worker", "batch", "--template", "--mtp-depth"),
+    ],
+)
+def test_the_help_begins_with_what_most_users_need(
+    name: str, command: str, needed: str, rarer: str
+) -> None:
+    def shown(option: str) -> str:
+        done = CliRunner().invoke(PROGRAMS[name], [command, option], prog_name=name)
+        assert done.exit_code == 0
+        return done.stdout
+
+    short, whole = shown("-h"), shown("--help-all")
+    assert len(short.splitlines()) <= 50
+    assert (needed in short, rarer in short) == (True, False)
+    assert needed in whole
+    assert rarer in whole
+    assert "--help-all  Show all " in short
+
+
 @programs
 def test_a_misspelt_option_of_a_program_is_recognised(name: str) -> None:
     done = CliRunner().invoke(PROGRAMS[name], ["--verison"], prog_name=name)
@@ -93,6 +118,9 @@ def test_an_option_before_its_command_is_told_where_it_belongs() -> None:
         ("omlx-worker", ["--prefix-dir=there"], "--prefix-dir: no such option; leave it out (aft"),
         ("omlx-worker", ["convert", "-o", "x"], "convert: no such command; use mlx_lm.convert,"),
         ("omlx-gateway", ["loud", "speak", "--rate", "3"], "--rate: no such option; set limits of"),
+        ("omlx-worker", ["serve"], "serve: no such command; use omlx-worker run -m MODEL\n"),
+        ("omlx-worker", ["start"], "start: no such command; use omlx-worker run -m MODEL\n"),
+        ("omlx-gateway", ["serve"], "serve: no such command; leave it out: omlx-gateway alone se"),
         ("omlx-submit", ["loud", "jobs"], "jobs: no such command; see rq info, omlx-submit batch"),
         ("omlx-gateway", ["convert"], "convert: no such command; see omlx-gateway --help\n"),
         ("omlx-gateway", ["laud"], "laud: no such command; did you mean loud?\n"),

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import click
 
-from omlx_producer.commands.file_run import FileRun, file_options
+from omlx_producer.commands.file_run import FIRST, FileRun, file_options
 from omlx_producer.commands.session import open_producer, with_command
 from omlx_producer.producer import Producer
 from omlx_producer.program import INVALID, JOB_ENDED_BADLY, UNREACHABLE, fail, say
@@ -39,7 +39,7 @@ _WORKERS = ("model", "model_alias", *_DECIDED)
 _REDIS = ("redis_url", "redis_dir")
 
 
-@click.command(cls=ModelCommand)
+@click.command(cls=ModelCommand, first=("model", "mtp_from", *FIRST))
 @settings_options((*_WORKERS, *_REDIS))
 @file_options
 def batch(**values: Any) -> None:

@@ -165,7 +165,8 @@ def require(*packages: str, extra: str = "worker") -> None:
 
 def _option(name: str, section: str) -> Callable[..., Any]:
     field = WorkerSettings.model_fields[name]
-    [kind], default = kinds_of(field), field.get_default(call_default_factory=True)
+    [kind] = kinds_of(field)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
     flags, attributes = [_flag(name), *_SHORT.get(name, ())], dict[str, Any]()
     if kind is bool:
         attributes["is_flag"] = True

@@ -29,7 +29,13 @@ BROKEN, STOPPED_AT_ONCE = 1, 128
 log = logging.getLogger("omlx_worker")
 
 
-@click.command(cls=ModelsCommand)
+_FIRST = (
+    *("model", "model_alias", "mtp_from", "max_batch", "redis_url", "embedded_redis"),
+    *("memory_limit", "name", "log_file", "http"),
+)
+
+
+@click.command(cls=ModelsCommand, first=_FIRST)
 @settings_options()
 @click.pass_context
 def run(context: click.Context, /, **options: Any) -> None:

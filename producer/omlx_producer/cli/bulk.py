@@ -11,6 +11,7 @@ from omlx_producer.bulk.options import RunOptions, require_input
 from omlx_producer.bulk.progress import Style
 from omlx_producer.bulk.run import detach, run_here
 from omlx_producer.commands.file_run import (
+    FIRST,
     FileRun,
     conclude,
     file_options,
@@ -30,7 +31,7 @@ queue_anyway_option = option(
 )
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=SectionedCommand, first=(*FIRST, "model", "detached", "redis_url"))
 @file_options
 @run_options("Request", "model")
 @queue_anyway_option

@@ -35,7 +35,13 @@ def _one_prompt(
     return word
 
 
-@click.command(cls=SectionedCommand)
+_FIRST = (
+    *("model", "raw", "system", "max_completion_tokens", "temperature", "response_format"),
+    *("choice", "no_stream", "detach", "as_json", "redis_url"),
+)
+
+
+@click.command(cls=SectionedCommand, first=_FIRST)
 @click.argument("prompt", nargs=-1, required=True, metavar="PROMPT", callback=_one_prompt)
 @model_option("A model's alias; not needed if only one is served.")
 @_request(

@@ -42,6 +42,12 @@ ordered_option = option(
     "--ordered", section="Output", is_flag=True, help="Sort the results by input at the end."
 )
 
+FIRST = (
+    *("template", "format", "system", "max_completion_tokens", "temperature"),
+    *("response_format", "choice", "limit", "dry_run", "output", "keep"),
+)
+"""The options of a run that most users need."""
+
 _INPUT = (
     click.argument("input"),
     run_options("Input", "template", "format", "delimiter", "id_field", "empty"),

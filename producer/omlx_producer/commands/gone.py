@@ -1,4 +1,4 @@
-"""Options and commands of the version before that are gone, and what to use in their place."""
+"""What to use in place of options and commands that are gone, or that other programs have."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _INSTEAD = {
     },
     "omlx-worker": {
         "convert": "use mlx_lm.convert, then run with --mtp-from ORIGINAL",
+        **dict.fromkeys(("serve", "server", "start"), "use omlx-worker run -m MODEL"),
         "service": "let systemd or launchd start omlx-worker run, as in examples/service",
         "--acceptance": "leave it out (coupled acceptance is exact, and the only one)",
         "--duty": _BY_CRON,
@@ -23,6 +24,7 @@ _INSTEAD = {
         "--prefix-dir-limit": _READ_AGAIN,
     },
     "omlx-gateway": {
+        **dict.fromkeys(("run", "serve", "start"), "leave it out: omlx-gateway alone serves"),
         "--files-dir": "leave it out (files are in Redis, up to 64 MiB each)",
         "--max-queued": _BY_A_PROXY,
         "--rate": _BY_A_PROXY,
@@ -31,5 +33,5 @@ _INSTEAD = {
 
 
 def instead(program: str, name: str) -> str:
-    """What to use in place of an option or a command of a program; empty if it never had it."""
+    """What to use in place of an option or a command of a program; empty if there is nothing."""
     return _INSTEAD.get(program, {}).get(name, "")

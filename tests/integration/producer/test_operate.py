@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
+from rq.cli import main as rq_cli
 from rq.command import send_shutdown_command
 
 from omlx_producer import UnknownJob
@@ -17,7 +19,7 @@ from omlx_producer.bulk.collector import Collector
 from omlx_producer.cli.main import cli
 from omlx_producer.wire import events_key
 from tests.helpers.bulk_rows import RUN, Kept, rows
-from tests.helpers.bulk_runs import jobs_in_redis
+from tests.helpers.bulk_runs import jobs_in_redis, upload
 from tests.helpers.leases import claim, table
 from tests.helpers.screens import attach
 from tests.helpers.workers import (
@@ -49,6 +51,25 @@ def batch_of(connection: redis.Redis, count: int, **fields: Any) -> Batch:
 def names_of_workers(run: Run) -> list[str]:  # noqa: F811
     (model,) = objects(run("status", "--json").stdout)
     return [worker["name"] for worker in model["workers"]]
+
+
+def test_what_waits_for_a_wrong_name_is_removed_as_status_says(
+    run: Run,  # noqa: F811
+    redis_url: str,
+    connection: redis.Redis,
+) -> None:
+    run("x", "-m", "nosuch", "--queue-anyway", "--detach")
+    batch = upload(connection, 1, "nosuch")
+    told = " ".join(run("status").stdout.split())
+    said = "no worker serves nosuch; if its name is wrong, remove what waits: (rq .*), and omlx-sub"
+    [command] = re.findall(said, told)
+    words = command.replace("URL", redis_url).split()
+    assert CliRunner().invoke(rq_cli, words[1:]).exit_code == 0
+    assert "remove what waits: omlx-submit cancel BATCH, see omlx-submit batches" in " ".join(
+        run("status").stdout.split()
+    )
+    run("cancel", batch.id)
+    assert "nosuch" not in run("status").stdout
 
 
 def test_a_paused_model_takes_no_jobs_and_finishes_those_that_run(

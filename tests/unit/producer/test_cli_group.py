@@ -166,7 +166,7 @@ def test_help_is_whole_on_a_narrow_terminal(args: tuple[str, ...]) -> None:
 
 
 def test_help_has_sections_and_shows_defaults() -> None:
-    shown = run("submit", "--help").stdout
+    shown = run("submit", "--help-all").stdout
     titles = [line for line in shown.splitlines() if line[:1].isalpha() and line.endswith(":")]
     assert [title.partition(" ")[0].strip(":") for title in titles] == [
         "Request",

@@ -50,11 +50,12 @@ def test_every_setting_is_an_option_of_one_section() -> None:
 
 
 def test_the_help_shows_options_in_sections_with_their_defaults() -> None:
-    lines = invoke("run", "--help").stdout.splitlines()
+    lines = invoke("run", "--help-all").stdout.splitlines()
     titles = [line for line in lines if line.endswith(":") and not line.startswith((" ", "Usage"))]
     assert titles == [f"{title}:" for title in (*SECTIONS, "Options")]
     text = " ".join(" ".join(lines).split())
     assert "--max-batch N Rows at once, at most; else as many as pay, up to 128." in text
+    assert "--model NAME A folder, a Hugging Face id, or demo, a toy to try. --" in text
     assert "--lookup / --no-lookup" in text
     assert "[default: lookup]" in text
     assert "--redis-grace SECONDS Seconds that Redis may be away. [default: 600]" in text
