@@ -22,6 +22,7 @@ from omlx_producer.errors import InvalidRequest, UnsuitableRedis
 # The reasons of redis-py are left out: they may quote the part of the URL that is a password.
 _NO_URL = "not the URL of a Redis server"
 _REMEDY = f"give one such as {DEFAULT_REDIS_URL}"
+_AROUND = "\"' \t\r\n"
 # What can hold no password, even where it is misplaced.
 _HARMLESS = re.compile(r"([A-Za-z+]+://)?[\w.-]*(:[0-9]*)?(/[\w.-]*)?")
 _RAW_PASSWORD = (
@@ -87,7 +88,8 @@ def redis_url(given: str | None = None, env_file: str | None = None) -> str:
 
 
 def _bare(url: str) -> str:
-    return url.strip("\"' \t\r\n") if isinstance(url, str) else url
+    """A URL without blanks and quotes around it. What is nothing else stays, to be refused."""
+    return (url.strip(_AROUND) or url) if isinstance(url, str) else url
 
 
 def redis_variable(env_file: str | None = None) -> str | None:
@@ -172,7 +174,8 @@ def _checked(url: str) -> Iterator[None]:
     except InvalidRequest:
         raise
     except ValueError:
-        got = f"got {url!r}, " if _HARMLESS.fullmatch(url) and len(url) <= 100 else ""
+        harmless = len(url) <= 100 and _HARMLESS.fullmatch(url.strip(_AROUND))
+        got = f"got {url!r}, " if harmless else ""
         raise InvalidRequest("connection", f"{got}{_NO_URL}", _REMEDY) from None
     except TypeError:
         raise InvalidRequest("connection", *_UNKNOWN_OPTION) from None

@@ -18,6 +18,7 @@ from omlx_producer.environment import DOTENV
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
 from omlx_producer.outage import passes
 from omlx_producer.program import INVALID, UNREACHABLE, fail
+from omlx_worker.options import source_of
 from omlx_worker.queue import embedded
 from omlx_worker.queue.unfit import unfit
 from omlx_worker.settings import WorkerSettings
@@ -38,7 +39,7 @@ def server_url(settings: WorkerSettings, given: Container[str]) -> Iterator[str]
         yield connection.redis_url(settings.redis_url, DOTENV)
         return
     if "redis_url" in given:
-        fail(INVALID, "--embedded-redis runs its own server; leave --redis-url out")
+        fail(INVALID, f"{source_of('embedded_redis')} runs its own server; leave --redis-url out")
     with embedded_server(settings) as server:
         log.info("Redis is at %s", server.url)
         if server.port != embedded.USUAL_PORT:

@@ -12,7 +12,13 @@ from omlx_producer.program import INVALID, fail, json_option
 from omlx_producer.terminal import write
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
-from omlx_worker.options import ModelCommand, read_settings, require_mlx, settings_options
+from omlx_worker.options import (
+    ModelCommand,
+    by_source,
+    read_settings,
+    require_mlx,
+    settings_options,
+)
 
 
 @click.command(cls=ModelCommand)
@@ -34,5 +40,5 @@ def check(as_json: bool, **options: Any) -> None:
     try:
         found = examine(settings)
     except ModelError as error:
-        fail(INVALID, str(error))
+        fail(INVALID, by_source(str(error)))
     write(json.dumps(found, default=asdict) + "\n" if as_json else described(found))

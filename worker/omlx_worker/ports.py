@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from omlx_producer.environment import PREFIX
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.program import INVALID, fail, port_error
-from omlx_worker.options import source_of
+from omlx_worker.options import by_source, source_of
 from omlx_worker.processes import child_command
 from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
@@ -50,7 +50,7 @@ def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) ->
             try:
                 stack.enter_context(metrics)
             except OmlxQueueError as error:
-                fail(INVALID, str(error))
+                fail(INVALID, by_source(str(error)))
         if settings.http is not None:
             stack.enter_context(serve_http(settings.http, settings, url, shared))
         yield

@@ -151,6 +151,7 @@ async def test_a_producer_without_a_url_takes_the_environments(
     [
         ("localhost:6379", "got 'localhost:6379', "),
         ("http://host", "got 'http://host', "),
+        ("''", "got \"''\", "),
         ("redis://host:secret", ""),
         ("redis://:secret", ""),
     ],

@@ -124,12 +124,21 @@ def test_a_wrong_value_is_told_with_the_file_that_has_it() -> None:
     assert "worker: OMLX_QUEUE_LOG_FILE /dev/null/worker.log: File exists; " in result.stderr
 
 
-@pytest.mark.parametrize(("name", "value"), [("MODEL", "no/such/folder"), ("MEMORY_LIMIT", "1MB")])
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        ("run", "MODEL", "no/such/folder"),
+        ("check", "MODEL", "no/such/folder"),
+        ("bench", "MODEL", "no/such/folder"),
+        ("run", "MEMORY_LIMIT", "1MB"),
+        ("run", "EMBEDDED_REDIS", "true"),
+    ],
+)
 def test_what_a_variable_has_set_wrongly_is_told_with_the_variable(
-    redis_url: str, name: str, value: str
+    redis_url: str, command: str, name: str, value: str
 ) -> None:
-    given = {"OMLX_QUEUE_MODEL": "demo", f"OMLX_QUEUE_{name}": value}
-    result = invoke("run", "--redis-url", redis_url, **given)
+    url = ["--redis-url", redis_url] if command == "run" else []
+    result = invoke(command, *url, **{f"OMLX_QUEUE_{name}": value})
     assert result.exit_code == INVALID, result.output
     assert f"omlx-worker: OMLX_QUEUE_{name}" in result.stderr
 

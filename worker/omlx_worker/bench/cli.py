@@ -12,7 +12,13 @@ import click
 
 from omlx_producer.program import INTERRUPTED, INVALID, fail, option
 from omlx_worker.logs import start_logging
-from omlx_worker.options import ModelCommand, read_settings, require_mlx, settings_options
+from omlx_worker.options import (
+    ModelCommand,
+    by_source,
+    read_settings,
+    require_mlx,
+    settings_options,
+)
 from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
 
 if TYPE_CHECKING:
@@ -105,7 +111,7 @@ def bench(
     try:
         benchmark = Benchmark(model, rows, depths, context, LapPlan(laps, tokens), drafter, graft)
     except (BenchError, ModelError) as error:
-        fail(INVALID, str(error))
+        fail(INVALID, by_source(str(error)))
     complete = _run(benchmark)
     _tell(benchmark, model, report, share, complete)
     if not complete:
