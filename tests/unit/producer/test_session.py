@@ -114,4 +114,5 @@ def test_a_url_that_is_none_exits_with_2(url: str) -> None:
 
     done = CliRunner().invoke(command, prog_name="omlx-submit")
     assert (done.exit_code, done.exception.__class__) == (2, SystemExit)
-    assert "--redis-url: not the URL of a Redis server" in done.stderr
+    assert done.stderr.startswith("omlx-submit: --redis-url: ")
+    assert "not the URL of a Redis server" in done.stderr
