@@ -103,10 +103,11 @@ def shared(
 
 @contextlib.contextmanager
 def server_here(settings: WorkerSettings, tell: Tell) -> Iterator[tuple[str, Check]]:
-    """The URL of the Redis that is named; else of the one that ``REDIS_URL`` names, if it has a
-    worker of this machine; else of the embedded one, which is started if it does not run.
+    """Find the Redis of a batch, or start one.
 
-    No other server is asked: any user of this machine could have it listen.
+    It is the Redis that an option names. Without one it is that of ``REDIS_URL``, if a worker of
+    this machine serves there. Otherwise it is the embedded server, started if it does not run. No
+    other server is asked: any user of this machine could run it.
 
     Yields the URL, and a check that raises ServerError if a server that was started here has ended.
 

@@ -57,7 +57,7 @@ class _Node:
         return bool(self.states) or (self.page is not None and not self.page.rows)
 
     def usable(self, rest: Tokens) -> int:
-        """How many of its tokens a prompt that goes on with ``rest`` can take."""
+        """How many tokens of this node a prompt can reuse whose next tokens are ``rest``."""
         if self.states:
             return len(self.tokens) * (self.tokens == rest[: len(self.tokens)])
         return 0 if self.states is None else in_common(self.tokens, rest)
