@@ -7,21 +7,32 @@ _BY_CRON = "let cron run omlx-submit pause ALIAS and omlx-submit resume ALIAS"
 _BY_A_PROXY = "set limits of keys in a proxy before the gateway, such as LiteLLM"
 _INSTEAD = {
     "omlx-submit": {
+        "feed": "leave it out (workers take the rows of batches themselves)",
         "jobs": "see rq info, omlx-submit batches or omlx-submit status",
         "requeue": "rq requeue -S rq.serializers.JSONSerializer --queue omlx:ALIAS:default --all "
         "does it",
+        "--chat": "leave it out (a text is a chat where the model has a chat template)",
+        "--json-schema": "use --schema",
     },
     "omlx-worker": {
         "convert": "use mlx_lm.convert, then run with --mtp-from ORIGINAL",
         **dict.fromkeys(("serve", "server", "start"), "use omlx-worker run -m MODEL"),
         "service": "let systemd or launchd start omlx-worker run, as in examples/service",
         "--acceptance": "leave it out (coupled acceptance is exact, and the only one)",
+        "--allow-webhooks": "leave it out (webhooks are not served; examples/after_each_job.py "
+        "follows the ends of jobs)",
+        **dict.fromkeys(
+            ("--calibration", "--no-calibration"), "leave it out (--mode auto measures by itself)"
+        ),
         "--duty": _BY_CRON,
         "--hours": _BY_CRON,
+        "--lookup-ring": "leave it out (drafts are looked up in a row's own prompt and text)",
         "--only-on-power": f"{_BY_CRON} by what pmset -g batt says; "
         "caffeinate -i -w PID keeps a Mac awake",
+        "--patience": "leave it out (fixed at 30 seconds)",
         "--prefix-dir": _READ_AGAIN,
         "--prefix-dir-limit": _READ_AGAIN,
+        "--stream-ttl": "leave it out (fixed at a day)",
     },
     "omlx-gateway": {
         **dict.fromkeys(("run", "serve", "start"), "leave it out: omlx-gateway alone serves"),
