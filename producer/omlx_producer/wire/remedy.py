@@ -78,11 +78,12 @@ def _of_bool(_: dict[str, Any]) -> str:
 
 
 def _of_int(limits: dict[str, Any]) -> str:
-    least, most = limits["ge"], limits.get("le", limits.get("lt", 2**31) - 1)
+    least = limits["ge"]
+    if "le" not in limits and "lt" not in limits:
+        return f"a whole number of at least {least}"
+    most = limits["le"] if "le" in limits else limits["lt"] - 1
     if most == 2**63 - 1:
         return "a whole number that fits 64 bits"
-    if most == 2**31 - 1:
-        return f"a whole number of at least {least}"
     return f"a whole number from {least} to {most}"
 
 

@@ -150,7 +150,8 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"top_p": 0}, "top_p: got 0; give a number above 0 and up to 1"),
     (OK | {"completion_window": "0h"}, f"completion_window: got '0h'; give {A_TIME}"),
     (OK | {"completion_window": "0.0s"}, f"completion_window: got '0.0s'; give {A_TIME}"),
-    (OK | {"top_k": -1}, "top_k: got -1; give a whole number of at least 0"),
+    (OK | {"top_k": -1}, "top_k: got -1; give a whole number from 0 to 2147483647"),
+    (OK | {"top_k": 2**31}, "top_k: got 2147483648; give a whole number from 0 to 2147483647"),
     (OK | {"min_p": 1.1}, "min_p: got 1.1; give a number from 0 to 1"),
     (
         OK | {"repetition_detection": {"max_pattern_size": 3}},
