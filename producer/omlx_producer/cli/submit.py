@@ -165,4 +165,8 @@ def read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        fail(INVALID, f"stdin: got bytes that are not UTF-8 ({error})")
+        fail(
+            INVALID,
+            f"stdin: got bytes that are not UTF-8 (byte 0x{error.object[error.start]:02x}); "
+            "convert them, as iconv -f WINDOWS-1252 -t UTF-8 does",
+        )

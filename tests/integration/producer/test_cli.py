@@ -178,7 +178,10 @@ def test_json_of_a_job_without_tokens_ends_with_its_response(
 def test_stdin_must_be_utf_8(run: Run) -> None:
     done = run("-", stdin=b"\xff\xfe")
     assert done.exit_code == 2
-    assert "stdin: got bytes that are not UTF-8" in done.stderr
+    assert done.stderr == (
+        "omlx-submit: stdin: got bytes that are not UTF-8 (byte 0xff); "
+        "convert them, as iconv -f WINDOWS-1252 -t UTF-8 does\n"
+    )
 
 
 @pytest.mark.usefixtures("served")
