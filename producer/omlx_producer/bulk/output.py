@@ -85,11 +85,15 @@ def require_run_output(output: Path, source: str, *, keep: bool, vectors: bool =
     written = (output, results_path(output), errors_path(output))
     if source != "-" and Path(source).resolve() in [path.resolve() for path in written]:
         raise InvalidRequest(None, f"{output}: would write over the input", "give another output")
-    if keep and (source == "-" or output.suffix.lower() not in (".csv", ".parquet")):
+    if keep and source == "-":
+        raise InvalidRequest(
+            "keep", "adds the columns of a file to a table", "give the path of a file as rows"
+        )
+    if keep and output.suffix.lower() not in (".csv", ".parquet"):
         raise InvalidRequest(
             "keep",
             "adds the columns of a file to a table",
-            f"give an input other than -, and an output in .csv or .parquet in place of {output}",
+            f"give an output in .csv or .parquet in place of {output}",
         )
     require_output(output, VECTOR_SUFFIXES if vectors else OUTPUT_SUFFIXES)
     for path in () if run_path(output).exists() else written:

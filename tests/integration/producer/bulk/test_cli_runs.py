@@ -732,7 +732,11 @@ def test_an_answer_stands_beside_no_row_that_was_edited_since(
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["-o", "out.jsonl", "--keep"], "--keep: adds the columns of a file to a table"),
+        (
+            ["-o", "out.jsonl", "--keep"],
+            "--keep: adds the columns of a file to a table; "
+            "give an output in .csv or .parquet in place of out.jsonl\n",
+        ),
         (["--detach", "--keep"], "--keep needs a file as input, and an output"),
         (["-o", "out.csv", "--delimiter", ";;"], "--delimiter: got ';;'; give one character"),
         (["-o", "out.csv", "--delimiter", '"'], "--delimiter: got '\"'; give one character"),

@@ -201,6 +201,14 @@ def test_rows_of_another_kind_are_refused(producer: Producer, rows: Any) -> None
         producer.run(rows)
 
 
+def test_a_table_keeps_columns_of_a_file_alone(producer: Producer, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        producer.run(["one"], tmp_path / "out.csv", keep=True)
+    assert str(refused.value) == (
+        "keep: adds the columns of a file to a table; give the path of a file as rows"
+    )
+
+
 def test_an_option_is_refused_by_its_name(producer: Producer) -> None:
     with pytest.raises(InvalidRequest, match=r"^template: got 'x'"):
         next(producer.run([{"text": "x"}], template="x"))
