@@ -211,3 +211,22 @@ def test_a_row_whose_joining_failed_leaves_its_slot_when_it_is_removed(qwen: Loa
         decoder.prefill({"a": 8})
     decoder.remove("a")
     assert decoder.slots == 0
+
+
+def test_a_row_that_is_removed_while_it_is_read_or_suspended_gives_its_pages_back(
+    qwen: Loaded,
+) -> None:
+    decoder = qwen.decoder()
+    for name in ("stays", "suspended"):
+        decoder.add(row(name, [1] * 9, 50))
+        decoder.prefill({name: 16})
+    decoder.add(row("read", [2] * 40, 50))
+    decoder.prefill({"read": 16})
+    decoder.step()
+    decoder.suspend("suspended")
+    assert decoder.pages.used == 3
+
+    decoder.remove("suspended")
+    decoder.remove("read")
+
+    assert decoder.pages.used == 1

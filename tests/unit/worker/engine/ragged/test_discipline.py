@@ -78,10 +78,12 @@ def test_reading_a_prompt_writes_to_the_pages_in_place(qwen: Loaded) -> None:
     assert addresses(batch) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_folding_tails_writes_the_bodies_in_place(qwen: Loaded, depth: int) -> None:
-    batch = long_batch(qwen.network, depth)
+    batch = qwen.decoder(depth)
+    for name in ("a", "b"):
+        batch.add(row(name, list(range(1, 40)), 500))
+        batch.prefill({name: 64})
     batch.step()
     before, drains = addresses(batch), batch.drains
 

@@ -224,6 +224,21 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
         assert projected <= 3 * taken
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+def test_room_for_the_arrays_of_all_rules_is_counted_where_one_row_needs_them(
+    qwen: Loaded, depth: int
+) -> None:
+    decoder = qwen.decoder(depth)
+    bare, sampled = (row("", [1], 9, SAMPLINGS[name]).size(0) for name in ("greedy", "everything"))
+
+    more = decoder.bytes_for([bare, sampled]) - decoder.bytes_for([bare, bare])
+
+    counts = memory.IN_FLIGHT * decoder.vocabulary
+    # The logits, the log-probabilities, these in order, their sums, the weights and the noise.
+    arrays = 6 * (1 + depth) * decoder.vocabulary
+    assert more >= 4 * 2 * (counts + arrays)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not compiles(), reason="an unfused search takes more")
 def test_a_search_of_long_histories_takes_no_more_than_projected(qwen: Loaded) -> None:

@@ -62,19 +62,34 @@ def test_a_constrained_row_says_the_same_at_every_depth_and_in_company(
         assert play(demo.decoder(depth), [others[0], row, *others[1:]])["x"].text == wanted.text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    ("depth", "tokens"),
+    [(3, 8), *(pytest.param(depth, 40, marks=pytest.mark.slow) for depth in (0, 3))],
+)
 def test_neighbours_say_the_same_with_and_without_a_constrained_row(
-    demo: Loaded, depth: int
+    demo: Loaded, depth: int, tokens: int
 ) -> None:
-    neighbours = [free("greedy"), free("hot", HOT), free("penalised", PENALISED)]
+    samplings = {"greedy": GREEDY, "hot": HOT, "penalised": PENALISED}
+    neighbours = [free(name, sampling, tokens=tokens) for name, sampling in samplings.items()]
     wanted = play(demo.decoder(depth), neighbours)
 
-    together = play(demo.decoder(depth), [*neighbours, constrained("x", sampling=HOT)])
+    company = [*neighbours, constrained("x", sampling=HOT, tokens=tokens)]
+    together = play(demo.decoder(depth), company)
 
     assert {name: together[name].tokens for name in wanted} == {
         name: ended.tokens for name, ended in wanted.items()
     }
+
+
+def test_rows_without_a_constraint_may_sample_any_token(demo: Loaded) -> None:
+    grammar = grammars().compile(Constraint("choice", '["yes", "no"]'))
+    state = {"offered": mx.zeros((2,), mx.int32)}
+    words = -(-grammar.vocabulary // masks.BITS)
+
+    allowed, _ = masks.fill({1: Matcher(grammar)}, {}, grammar.vocabulary, state, 0)
+
+    assert allowed[0].tolist() == [[2**masks.BITS - 1] * words]
+    assert allowed[1].tolist() != allowed[0].tolist()
 
 
 @pytest.mark.slow
@@ -250,6 +265,15 @@ def test_a_row_whose_step_does_not_end_is_left_behind(
     assert ended["z"].reason == "stop"
     assert len(ended["f"].tokens) == 40
     assert hanging.too_slow
+
+
+def test_a_resumed_row_goes_on_where_its_grammar_was(demo: Loaded) -> None:
+    row = constrained("x", grammar_of({"const": "aaaa"}))
+    whole = alone(demo, row, 0)
+
+    resumed = replace(row, generated=whole.tokens[:2])
+
+    assert alone(demo, resumed, 0).tokens == whole.tokens
 
 
 def test_a_row_resumed_from_tokens_outside_its_grammar_is_cut(demo: Loaded) -> None:

@@ -123,6 +123,17 @@ def test_a_seeded_row_gives_the_same_tokens_at_every_depth_and_in_any_company(
     assert together["x"] == wanted
 
 
+def test_drafts_are_drawn_with_the_noise_that_judges_them(qwen: Loaded) -> None:
+    decoder = qwen.decoder(3)
+    # So hot that the noise alone decides, whatever the head or the model makes likely.
+    decoder.add(row("x", [1, 2, 3], 40, Sampling(temperature=1e4, seed=5)))
+    decoder.prefill({"x": 8})
+
+    steps = [step for _ in range(8) for step in decoder.step()]
+
+    assert sum(step.accepted for step in steps) > 0.9 * sum(step.drafted for step in steps) > 0
+
+
 def test_a_row_that_must_not_draft_sits_beside_rows_that_do(qwen: Loaded) -> None:
     given = prompts([10, 14, 6, 11], seed=6)
     wanted = {str(i): qwen.greedy(prompt, 48) for i, prompt in enumerate(given)}
