@@ -51,9 +51,8 @@ def server_url(settings: WorkerSettings, given: Container[str]) -> Iterator[str]
 @contextmanager
 def embedded_server(settings: WorkerSettings) -> Iterator[embedded.EmbeddedRedis]:
     """The embedded server, which runs meanwhile. If it cannot, the program ends with a sentence."""
-    server = embedded.EmbeddedRedis(settings.redis_dir, port=embedded.preferred_port())
     try:
-        server.start()
+        server = embedded.start_at_preferred_port(settings.redis_dir)
     except embedded.ServerError as error:
         fail(UNREACHABLE, str(error))
     try:

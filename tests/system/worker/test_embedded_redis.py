@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -215,3 +217,21 @@ def test_the_usual_port_is_left_to_a_server_that_has_it(
     assert embedded_redis.preferred_port() == embedded_redis.USUAL_PORT
     with EmbeddedRedis(tmp_path, port=embedded_redis.USUAL_PORT):
         assert embedded_redis.preferred_port() != embedded_redis.USUAL_PORT
+
+
+def test_a_server_gets_another_port_if_two_start_at_the_usual_one_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_redis, "USUAL_PORT", embedded_redis.free_port())
+    preferred, looks = embedded_redis.preferred_port, itertools.count()
+
+    def too_early() -> int:
+        return preferred() if next(looks) else embedded_redis.USUAL_PORT
+
+    monkeypatch.setattr(embedded_redis, "preferred_port", too_early)
+    with EmbeddedRedis(tmp_path / "first", port=embedded_redis.USUAL_PORT):
+        second = embedded_redis.start_at_preferred_port(tmp_path / "second")
+        with contextlib.closing(Redis.from_url(second.url)) as client:
+            assert client.ping()
+        second.stop()
+    assert second.port != embedded_redis.USUAL_PORT

@@ -264,3 +264,21 @@ def preferred_port() -> int:
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", USUAL_PORT)) == 0
     return free_port() if taken else USUAL_PORT
+
+
+def start_at_preferred_port(folder: Path) -> EmbeddedRedis:
+    """A server that runs, at `preferred_port`.
+
+    Raises:
+        ServerError: see `EmbeddedRedis.start`.
+    """
+    server = EmbeddedRedis(folder, port=preferred_port())
+    try:
+        server.start()
+    except ServerError:
+        if server.port != USUAL_PORT or preferred_port() == USUAL_PORT:
+            raise
+        # Another server has taken the usual port since.
+        server = EmbeddedRedis(folder)
+        server.start()
+    return server
