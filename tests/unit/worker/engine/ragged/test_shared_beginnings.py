@@ -40,6 +40,14 @@ CLASSES = [
 """Sliding windows; keys and values alone, a convolution, a gated delta net with a head."""
 
 
+class Untimed(ChunkSize):
+    """Chunks that no time changes, so that a busy machine cuts prompts like any other."""
+
+    def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None: ...
+
+    def stepped(self, seconds: float | None, depth: int = 0) -> None: ...
+
+
 class Decoding:
     """A decode loop over a network, whose prompts share their beginnings."""
 
@@ -68,7 +76,7 @@ class Decoding:
             MemoryBudget(limit, 0, decoder.bytes_for),
             self.counters,
             driver=DepthDriver(FixedPolicy(depth)),
-            chunks=ChunkSize(256),
+            chunks=Untimed(256),
         )
 
     @property
