@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 # The parent holds the other end of stdin, which closes however the parent ends.
 _PROGRAM = """
@@ -35,7 +36,7 @@ def child_command(module: str, name: str, *arguments: str, seconds: float) -> li
 
 
 def lives(pid: int) -> bool:
-    """Whether another process on this machine has this id.
+    """Whether another process on this machine has this id and has not ended.
 
     In a restarted container this process may have the id of a dead one.
     """
@@ -45,4 +46,17 @@ def lives(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return pid != os.getpid()
+    return pid != os.getpid() and not _waits_for_parent(pid)
+
+
+def _waits_for_parent(pid: int) -> bool:
+    """Whether a process has ended and its parent has not asked how, which some containers never do.
+
+    On macOS, where launchd asks at once, always False.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # The name before it is in parentheses and may hold any character.
+    return status.rpartition(") ")[2].startswith("Z")
