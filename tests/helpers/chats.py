@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,18 @@ TEMPLATE = (
     "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} "
     "{% for key, value in c.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}]"
     "{% endfor %}{% if m.tool_call_id %}<{{ m.tool_call_id }}>{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% if thinks %}<think>\n"
-    "{% if enable_thinking is false %}</think>\n{% endif %}{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+OPENING = (
+    "{% if add_generation_prompt and thinks %}<think>\n"
+    "{% if enable_thinking is false %}</think>\n{% endif %}{% endif %}"
+)
+"""Follows it where a model has markers of thinking."""
 
 
 @functools.cache
 def tokenizer_of(
-    family: str, *, thinking: bool = False, marks: bool = True, template: str = TEMPLATE
+    family: str, *, thinking: bool = False, marks: bool = True, template: str | None = None
 ) -> TokenizerWrapper:
     """A tokenizer whose calls a parser of mlx-lm reads.
 
@@ -67,11 +72,20 @@ def tokenizer_of(
         thinking: whether it has markers of thinking.
         marks: whether the markers of calls are tokens.
     """
+    added = ADDED[family] * marks + (THINKING if thinking else [])
+    return tokenizer_with(added, template or TEMPLATE + OPENING * thinking, family)
+
+
+def tokenizer_with(added: Collection[str], template: str, family: str = "") -> TokenizerWrapper:
+    """A tokenizer of a token a byte and these added ones.
+
+    Args:
+        family: of the parser of mlx-lm that reads its calls; "" for none.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_tokenizer(path)
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        added = ADDED[family] * marks + (THINKING if thinking else [])
         tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
         tokenizer.save(str(path / "tokenizer.json"))
         file = path / "tokenizer_config.json"

@@ -22,7 +22,7 @@ from omlx_worker.engine.models.assistant import Assistant, AssistantArgs
 from omlx_worker.engine.models.mtp import with_head
 from tests.helpers.families import config_of, tiny
 
-EOS = "<|end|>"
+EOS = "<|eos|>"
 
 QWEN_TEXT: dict[str, Any] = {
     "model_type": "qwen3_5_text",

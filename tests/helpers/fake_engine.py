@@ -20,7 +20,6 @@ from omlx_producer.wire import (
     FunctionCall,
     GenerationRequest,
     InvalidRequest,
-    Markup,
     ModelInfo,
     PromptLogprob,
     RepetitionDetection,
@@ -30,6 +29,7 @@ from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.row import Emission, Known, Row, Said, Sampling
+from tests.helpers.markups import between
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024
@@ -46,7 +46,7 @@ def calls_of(request: GenerationRequest) -> ReplyForm:
     def read(text: str) -> list[FunctionCall]:
         return [FunctionCall(name="f", arguments=json.dumps(chosen or {"text": text}))]
 
-    return ReplyForm(Markup(think_start="?", think_end="m", call_start="x", thinks=True), read)
+    return ReplyForm(between(("?", "m"), ("x", ""), thinks=True), read)
 
 
 def vector_of(tokens: int, size: int) -> bytes:

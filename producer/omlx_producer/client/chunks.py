@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from omlx_producer.wire import DoneEvent, JobEvent, TokenLogprob, TokensEvent
-from omlx_producer.wire.events import ChoiceDelta, TextLogprobs
+from omlx_producer.wire.events import CUTS, ChoiceDelta, FinishReason, TextLogprobs
 from omlx_producer.wire.markup import Markup, Part, Span, StreamedReply, read
 
 Range = tuple[int, int]
@@ -73,7 +73,7 @@ class ChatChunks:
             for index, reason in enumerate(event.finish_reasons):
                 calls = event.tool_calls[index] if event.tool_calls else []
                 yield from self._begun(index)
-                yield from self._of_text(index, self._choices[index].end(calls=bool(calls)))
+                yield from self._of_text(index, self._choices[index].end(reason, calls=bool(calls)))
                 if calls:
                     told = [{"index": at, **call.model_dump()} for at, call in enumerate(calls)]
                     yield self._chunk(index, {"tool_calls": told})
@@ -215,8 +215,9 @@ class _Choice:
         shift = before - span.at
         return [(first + shift, last + shift) for first, last in inside if first < last]
 
-    def end(self, *, calls: bool) -> Iterator[tuple[Part, str, list[Range]]]:
-        whole = read("".join(self._pieces), self._markup, self._marks, calls=calls)
+    def end(self, reason: FinishReason, *, calls: bool) -> Iterator[tuple[Part, str, list[Range]]]:
+        text, cut = "".join(self._pieces), reason in CUTS
+        whole = read(text, self._markup, self._marks, calls=calls, cut=cut)
         sent = self._reply.so_far
         yield "reasoning", whole.reasoning[len(sent.reasoning) :], []
         yield "content", whole.content[len(sent.content) :], []

@@ -20,6 +20,9 @@ from omlx_producer.wire.remedy import Remedy
 
 FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
 
+CUTS: tuple[FinishReason, ...] = ("length", "repetition")
+"""Those of texts that the model has not ended."""
+
 
 class Wire(BaseModel):
     """The base of what workers write. It ignores unknown fields, for workers that are newer."""

@@ -9,44 +9,59 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Part = Literal["content", "reasoning", "call"]
+Part = Literal["content", "reasoning", "call", "nothing"]
 
 _SPACE, _LINE_ENDS = re.compile(r"\s+"), re.compile(r"\n+")
 
+MOST_HEADER = 256
+"""Characters of the longest header. A longer text without its end is no header but content."""
+
 
 class Markup(BaseModel):
-    """The markers in a model's text; "" where the model has none.
+    """The parts of a model's text, and the markers that lead from one to the next.
 
-    Line ends beside a marker belong to it. A call without an end marker lasts until the text ends.
+    Line ends beside a marker belong to it. A part without the marker of its end lasts until the
+    text ends. What is in no part, such as the header of a channel, is ``nothing``: it is told
+    nowhere, but before a call, whose text it begins.
 
     Attributes:
-        thinks: whether the prompt has opened the thinking, so that the text begins inside it.
-        bare: whether content that begins with a brace is a call up to the end of the text.
+        first: the part in which the text begins, after what the prompt has opened.
+        edges: by the part that they end, the markers, each with the part that it begins.
+        headers: words that choose the part after ``nothing`` where its text holds one, in place of
+            that of the marker. The first one decides.
+        kept: of a marker, the characters at its end that belong to what follows.
         by_token: markers that count only where a token writes them, not where other tokens spell
             them. Each with the place in it where that token's text begins.
+        bare: whether content that begins with a brace is a call up to the end of the text.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
-    think_start: str = ""
-    think_end: str = ""
-    call_start: str = ""
-    call_end: str = ""
-    thinks: bool = False
-    bare: bool = False
+    first: Part = "content"
+    edges: dict[Part, dict[str, Part]] = {}
+    headers: dict[str, Part] = {}
+    kept: dict[str, int] = {}
     by_token: dict[str, int] = {}
+    bare: bool = False
 
     def after(self, part: Part) -> dict[str, Part]:
         """The markers that end a part, each with the part that it begins."""
-        edges: dict[str, Part]
-        if part == "reasoning":
-            edges = {self.think_end: "content"}
-        elif part == "call":
-            edges = {self.call_end: "content"}
-        else:
-            edges = {self.think_start: "reasoning", self.call_start: "call"}
-        edges.pop("", None)
-        return edges
+        return self.edges.get(part, {})
+
+    def headed(self, header: str, part: Part) -> Part:
+        """The part after a header, which would be ``part`` without a word that chooses."""
+        return next((to for word, to in self.headers.items() if word in header), part)
+
+    def without_calls(self) -> Markup:
+        """The same, with calls as a part of the text around them."""
+        edges: dict[Part, dict[str, Part]] = {
+            part: {marker: to for marker, to in after.items() if to != "call"}
+            for part, after in self.edges.items()
+        }
+        headers: dict[str, Part] = {
+            word: "content" if to == "call" else to for word, to in self.headers.items()
+        }
+        return self.model_copy(update={"edges": edges, "headers": headers, "bare": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,11 @@ class Span:
 
 
 class Splitter:
-    """Takes one text apart as it comes. Text that may yet be a marker is held back."""
+    """Takes one text apart as it comes. Text that may yet be a marker is held back.
+
+    Attributes:
+        part: in which the text so far ends.
+    """
 
     def __init__(self, markup: Markup) -> None:
         self._markup = markup
@@ -75,10 +94,11 @@ class Splitter:
         # Characters before those held back, and the marks so far.
         self._before = 0
         self._marks: set[int] = set()
-        self._part: Part = "reasoning" if markup.thinks else "content"
+        self.part: Part = markup.first
+        self._was_headed = False
         self._opens = self._after_marker = False
         self._may_be_bare = markup.bare
-        self._edges = markup.after(self._part)
+        self._edges = markup.after(self.part)
         self._marker = _pattern(self._edges)
 
     def feed(self, text: str, marks: Collection[int] = ()) -> Iterator[Span]:
@@ -93,7 +113,7 @@ class Splitter:
             if self._after_marker:
                 at = _past(_LINE_ENDS, text, at)
                 self._after_marker = at == len(text)
-            if self._may_be_bare and self._part == "content":
+            if self._may_be_bare and self.part == "content":
                 begun = _past(_SPACE, text, at)
                 self._may_be_bare = begun == len(text)
                 if text.startswith("{", begun):
@@ -102,13 +122,26 @@ class Splitter:
             found = self._found(text, at)
             if found is None:
                 break
+            part = self._edges[found[0]]
+            if self.part == "nothing":
+                yield from self._headed(text[at : found.start()], found, part)
+                at = found.end()
+                continue
             before = self._from_gap(text[at : found.start()])
             start = self._before + found.start() - len(before)
             yield from self._span(before.rstrip("\n"), start)
-            at = found.end()
-            self._enter(self._edges[found[0]])
+            at = found.end() - self._markup.kept.get(found[0], 0)
+            self._enter(part)
         self._before += at
         yield from self._certain(text[at:])
+
+    def _headed(self, header: str, end: re.Match[str], part: Part) -> Iterator[Span]:
+        """Begin the part after a header. A call has its header in its text."""
+        self._was_headed = True
+        self._enter(self._markup.headed(header, part))
+        if self.part == "call":
+            self._after_marker = False
+            yield from self._span(header + end[0], self._before + end.start() - len(header))
 
     def _found(self, text: str, at: int) -> re.Match[str] | None:
         """The next marker that counts."""
@@ -121,24 +154,65 @@ class Splitter:
         place = self._markup.by_token.get(found[0])
         return place is None or self._before + found.start() + place in self._marks
 
-    def end(self) -> Iterator[Span]:
-        """What was held back: the text ends here."""
+    def end(self, *, cut: bool = False) -> Iterator[Span]:
+        """What was held back: the text ends here.
+
+        Args:
+            cut: whether it ends before its end. What may begin a marker is then dropped.
+        """
+        if cut and self._held and self.part != "nothing":
+            self._before += len(self._held)
+            self._held = ""
+        if self.part == "nothing":
+            yield from self._unheaded()
+            return
         end = self._before + len(self._held)
         text, self._held = self._from_gap(self._held), ""
         yield from self._span(text, end - len(text))
 
+    def _unheaded(self) -> Iterator[Span]:
+        """What was held back as a header and is none. A cut one after others is told nowhere."""
+        text, self._held = self._held, ""
+        if not (self._was_headed or self._has_header(text)):
+            self._enter("content")
+            yield from self._span(text, self._before)
+        self._before += len(text)
+
+    def _has_header(self, text: str) -> bool:
+        """Whether a marker that begins a header is in a text."""
+        begins = [each for each, to in self._markup.after("content").items() if to == "nothing"]
+        return any(
+            self._counts(found)
+            for marker in begins
+            for found in re.finditer(re.escape(marker), text)
+        )
+
     def _certain(self, text: str) -> Iterator[Span]:
         """Hold back the end of a text without a whole marker; the rest is certain."""
-        begun = len(text) - max((_begun(text, marker) for marker in self._edges), default=0)
+        if self.part == "nothing":
+            self._held = text
+            if len(text) > MOST_HEADER:
+                self._was_headed = False
+                yield from self._unheaded()
+            return
+        begun = len(text) - max((self._begun(text, marker) for marker in self._edges), default=0)
         text, self._held = text[:begun], text[begun:]
         certain = text.rstrip("\n") if self._edges else text
-        if self._may_be_bare and self._part == "content":
+        if self._may_be_bare and self.part == "content":
             certain = ""
         end, gap = self._before + len(certain), text[len(certain) :]
         self._before += begun
         told = self._from_gap(certain) if certain else ""
         yield from self._span(told, end - len(told))
         self._gap += [gap] if gap else []
+
+    def _begun(self, text: str, marker: str) -> int:
+        """Characters at the end of a text that may begin a marker."""
+        begun = _begun(text, marker)
+        # If a token writes its beginning, this is that token.
+        by_token = begun and self._markup.by_token.get(marker) == 0
+        at = self._before + len(text) - begun
+        return 0 if by_token and at not in self._marks else begun
 
     def _from_gap(self, text: str) -> str:
         """A text with the gap before it, which is then empty."""
@@ -148,12 +222,13 @@ class Splitter:
 
     def _span(self, text: str, at: int) -> Iterator[Span]:
         if text or self._opens:
-            yield Span(self._part, text, self._opens, at)
+            yield Span(self.part, text, self._opens, at)
             self._opens = False
 
     def _enter(self, part: Part) -> None:
-        self._may_be_bare = self._markup.bare and self._part == "reasoning"
-        self._part, self._opens, self._after_marker = part, True, True
+        self._may_be_bare = self._markup.bare and self.part == "reasoning"
+        self._opens = self._opens or part != self.part or part == "call"
+        self.part, self._after_marker = part, True
         self._edges = self._markup.after(part)
         self._marker = _pattern(self._edges)
 
@@ -164,8 +239,11 @@ def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _begun(text: str, marker: str) -> int:
-    """Characters of a marker that a text ends with."""
-    return max(length for length in range(len(marker)) if text.endswith(marker[:length]))
+    """Characters of a marker that a text ends with, less than all."""
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0 and not marker.startswith(text[at:]):
+        at = text.find(marker[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 def _pattern(edges: Mapping[str, Part]) -> re.Pattern[str] | None:
@@ -222,16 +300,22 @@ class StreamedReply:
                 yield span, self.so_far.add(span)
 
 
-def read(text: str, markup: Markup, marks: Collection[int] = (), *, calls: bool = True) -> Reply:
+def read(
+    text: str,
+    markup: Markup,
+    marks: Collection[int] = (),
+    *,
+    calls: bool = True,
+    cut: bool = False,
+) -> Reply:
     """The parts of a whole text.
 
     Args:
         marks: see `omlx_producer.wire.events.ChoiceDelta`.
         calls: False takes calls for content.
+        cut: see `Splitter.end`.
     """
-    if not calls:
-        markup = markup.model_copy(update={"call_start": "", "call_end": "", "bare": False})
-    splitter, reply = Splitter(markup), Reply()
-    for span in (*splitter.feed(text, marks), *splitter.end()):
+    splitter, reply = Splitter(markup if calls else markup.without_calls()), Reply()
+    for span in (*splitter.feed(text, marks), *splitter.end(cut=cut)):
         reply.add(span)
     return reply

@@ -26,13 +26,13 @@ class Constraint:
     Attributes:
         value: by kind: a JSON schema as JSON text, a regular expression, choices as a JSON list of
             texts, a Lark grammar of llguidance, or "" for any JSON object.
-        begin_after: the text after which the constraint begins, such as ``</think>``; "" for at
-            once.
+        frame: a Lark grammar of the whole text, in which ``@answer`` is what must match; "" if that
+            is all of the text.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: str = ""
-    begin_after: str = ""
+    frame: str = ""
 
 
 class NamedSchema(RequestPart):

@@ -21,14 +21,9 @@ from omlx_producer.wire.events import (
     Usage,
 )
 from omlx_producer.wire.markup import Markup
+from tests.helpers.markups import between
 
-MARKS = Markup(
-    think_start="<think>",
-    think_end="</think>",
-    call_start="<call>",
-    call_end="</call>",
-    thinks=True,
-)
+MARKS = between(("<think>", "</think>"), ("<call>", "</call>"), thinks=True)
 USAGE = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from omlx_producer.wire import markup as module
 from omlx_producer.wire.markup import Markup, Part, Reply, Splitter, read
+from tests.helpers.markups import between
 
-MARKS = Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>")
-BARE = Markup(think_start="<think>", think_end="</think>", bare=True)
-OPENED = MARKS.model_copy(update={"thinks": True})
+MARKS = between(("<think>", "</think>"), ("<call>", "</call>"))
+BARE = between(("<think>", "</think>"), bare=True)
+OPENED = MARKS.model_copy(update={"first": "reasoning"})
 BY_TOKEN = MARKS.model_copy(update={"by_token": {"<think>": 0, "</think>": 2, "<call>": 0}})
 
 
@@ -33,7 +34,7 @@ BY_TOKEN = MARKS.model_copy(update={"by_token": {"<think>": 0, "</think>": 2, "<
         ("<think><call></think>", MARKS, Reply("", "<call>")),
         ("a <cal", MARKS, Reply("a <cal")),
         ("<call>cut </cal", MARKS, Reply("", "", ["cut </cal"])),
-        ("[C]f[C]g", Markup(call_start="[C]"), Reply("", "", ["f[C]g"])),
+        ("[C]f[C]g", between(call=("[C]", "")), Reply("", "", ["f[C]g"])),
         ("<think>", Markup(), Reply("<think>")),
         ('{"a": {}} {', BARE, Reply("", "", ['{"a": {}} {'])),
         ("\n {", BARE, Reply("", "", ["\n {"])),
@@ -60,7 +61,7 @@ PIECES = ["a", "{", " ", "\n", "<think>", "</think>", "<call>", "</call>", "<", 
 
 def split_simply(text: str, markup: Markup, marks: set[int]) -> list[tuple[Part, str]]:
     """The parts of a whole text by their definition."""
-    part: Part = "reasoning" if markup.thinks else "content"
+    part: Part = markup.first
     parts: list[tuple[Part, str]] = []
     length = len(text)
 
@@ -88,7 +89,7 @@ def joined(parts: list[str]) -> str:
 @given(
     st.lists(st.sampled_from(PIECES)),
     st.data(),
-    st.sampled_from([MARKS, OPENED, BARE, BY_TOKEN, Markup(call_start="<call>"), Markup()]),
+    st.sampled_from([MARKS, OPENED, BARE, BY_TOKEN, between(call=("<call>", "")), Markup()]),
 )
 def test_the_parts_do_not_depend_on_how_the_text_comes(
     pieces: list[str], data: st.DataObject, markup: Markup

@@ -12,16 +12,10 @@ from pydantic import TypeAdapter
 from omlx_producer.client.response_events import ResponseEvents
 from omlx_producer.wire import CancelledEvent, DoneEvent, FailedEvent, GenerationRequest, JobEvent
 from omlx_producer.wire.events import ChoiceDelta, FinishReason, TokensEvent, ToolCall, Usage
-from omlx_producer.wire.markup import Markup
 from omlx_producer.wire.responses import chat_fields, response_of
+from tests.helpers.markups import between
 
-MARKS = Markup(
-    think_start="<think>",
-    think_end="</think>",
-    call_start="<call>",
-    call_end="</call>",
-    thinks=True,
-)
+MARKS = between(("<think>", "</think>"), ("<call>", "</call>"), thinks=True)
 USAGE = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
 REQUEST = GenerationRequest.parse(chat_fields({"model": "demo", "input": "a"}))
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

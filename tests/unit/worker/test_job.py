@@ -13,7 +13,6 @@ from omlx_producer.wire import (
     DoneEvent,
     FunctionCall,
     GenerationRequest,
-    Markup,
     TokenLogprob,
     TokensEvent,
 )
@@ -22,9 +21,10 @@ from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.row import Emission, Row, Said, Sampling
 from omlx_worker.job import CHECKPOINT_SECONDS, ActiveJob, OtherModel
 from omlx_worker.queue.claim import Claim
+from tests.helpers.markups import between
 
 FORM = ReplyForm(
-    Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>"),
+    between(("<think>", "</think>"), ("<call>", "</call>")),
     lambda text: [FunctionCall(name=text, arguments="{}")],
 )
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -78,8 +78,8 @@ def requests() -> dict[str, GenerationRequest]:
 def prepared(family: str, request: GenerationRequest) -> tuple[ActiveJob, Constraint | None]:
     """The job of a request, and what its only answer must match."""
     chat = Chat(tokenizer_of(family), "m")
-    prompt = chat.encode(request)
-    row = Row("j:0", prompt, 1000, Sampling(), reply=chat.reply(request, prompt))
+    text = chat.text(request)
+    row = Row("j:0", chat.encode(text), 1000, Sampling(), reply=chat.reply(request, text))
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
     return ActiveJob(claim, request, [row], streams=True), chat.constraint(request, row.reply)
 

@@ -15,7 +15,7 @@ from omlx_producer.wire import (
     Usage,
 )
 from omlx_producer.wire.embedding import embedding_body
-from omlx_producer.wire.events import TextLogprobs
+from omlx_producer.wire.events import CUTS, TextLogprobs
 from omlx_producer.wire.markup import read
 from omlx_producer.wire.responses import response_of
 from omlx_worker.engine.rows.reply import ReplyForm
@@ -94,7 +94,7 @@ def _decided(job: ActiveJob) -> dict[str, Any]:
 
 def _chat_choice(index: int, choice: WrittenChoice, logprobs: bool) -> dict[str, Any]:
     row = choice.row.request
-    cut = choice.finish_reason in ("length", "repetition")
+    cut = choice.finish_reason in CUTS
     marks = [mark.offset for mark in choice.marks]
     message = message_of(choice.text, row.reply, row.row_id, marks=marks, cut=cut)
     calls = "tool_calls" in message and choice.finish_reason == "stop"
@@ -143,15 +143,15 @@ def message_of(
     """
     if form is None:
         return {"role": "assistant", "content": text}
-    reply = read(text, form.markup, marks)
+    reply = read(text, form.markup, marks, cut=cut)
     written, last = reply.calls, list[str]()
-    if cut and reply.in_call and form.markup.call_end:
+    if cut and reply.in_call and form.markup.after("call"):
         written, last = written[:-1], written[-1:]
     calls = [call for each in written if form.read_call for call in form.read_call(each)]
     calls += [call for each in last if form.read_cut for call in form.read_cut(each)]
     calls = calls if form.parallel else calls[:1]
     if reply.calls and not calls:
-        reply = read(text, form.markup, marks, calls=False)
+        reply = read(text, form.markup, marks, calls=False, cut=cut)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning

@@ -8,9 +8,10 @@ from unittest.mock import patch
 import pytest
 
 from omlx_producer.wire import FunctionCall
-from omlx_producer.wire.markup import Markup, read
+from omlx_producer.wire.markup import read
 from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.rows.reply import ReplyForm
+from tests.helpers.markups import between
 
 
 def read_call(text: str) -> list[FunctionCall]:
@@ -20,8 +21,8 @@ def read_call(text: str) -> list[FunctionCall]:
     return [FunctionCall(name=name, arguments='{"x": 5}') for name in text.split(",")]
 
 
-THINKS = Markup(think_start="<think>", think_end="</think>")
-CALLS = THINKS.model_copy(update={"call_start": "<call>", "call_end": "</call>"})
+THINKS = between(("<think>", "</think>"))
+CALLS = between(("<think>", "</think>"), ("<call>", "</call>"))
 FORM = ReplyForm(CALLS, read_call)
 
 
@@ -84,7 +85,7 @@ def test_a_call_that_was_cut_is_not_read_though_it_looks_whole() -> None:
     assert names("<call>f</call><call>g</call>") == ["f", "g"]
     assert names("<call>f</call> and") == ["f"]
     assert names("<call>f") == []
-    endless = FORM.markup.model_copy(update={"call_end": ""})
+    endless = between(call=("<call>", ""))
     assert names("<call>f", ReplyForm(endless, read_call)) == ["f"]
     assert message_of("a\n<call>f", FORM, "j:0", cut=True)["content"] == "a\n<call>f"
 

@@ -57,7 +57,7 @@ class Written:
             {"model": "m", "messages": messages, "chat_template_kwargs": kwargs, "n": 2, **fields}
         )
         chat = Chat(tokenizer(), "m")
-        self.form = chat.reply(self.request, chat.encode(self.request))
+        self.form = chat.reply(self.request, chat.text(self.request))
         self.constraint = chat.constraint(self.request, self.form)
 
     @staticmethod

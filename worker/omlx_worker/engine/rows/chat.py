@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import Any
 
-from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.wire import (
-    Calling,
-    Constraint,
-    GenerationRequest,
-    InvalidRequest,
-    Markup,
-    Message,
-)
+from omlx_producer.wire import Calling, Constraint, GenerationRequest, InvalidRequest, Message
+from omlx_worker.engine.rows.forms import form_of, markup_of
 from omlx_worker.engine.rows.lark import Spelling
 from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.template import Template
+from omlx_worker.engine.rows.text import bytes_in_any_thread
 from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tokens import in_common
 from omlx_worker.engine.rows.tools.grammar import CallGrammar
 from omlx_worker.engine.rows.tools.parameters import NotWritable
 from omlx_worker.engine.rows.tools.reading import CallReader
-from omlx_worker.engine.rows.tools.syntax import syntax_of
+from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
 
 _LEADING = ("system", "developer")
-_VARIABLES = frozenset({"tools", "documents"})
-"""Arguments of transformers' `apply_chat_template` that templates see."""
 
 _OTHER = "\u2063"
 """An invisible separator, with which no message is likely to begin."""
@@ -52,48 +43,19 @@ class Chat:
         encode: Callable[[str], list[int]] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._encode = encode or partial(tokenizer.encode, add_special_tokens=False)
+        self._template = Template(tokenizer, model)
+        self.encode = encode or partial(tokenizer.encode, add_special_tokens=False)
         self._model = model
+        self._form = form_of(tokenizer)
         self._syntax = syntax_of(tokenizer)
         self._spelling = Spelling(tokenizer.get_added_vocab())
-        arguments = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
-        self._reserved = arguments.keys() - _VARIABLES
+        self._bytes_of = bytes_in_any_thread(tokenizer)
         # The last system message asked about, and its tokens: chats of a file often share one.
         self._asked, self._begins = "", list[int]()
 
-    def encode(self, request: GenerationRequest) -> list[int]:
-        """The prompt of a request with messages.
-
-        Raises:
-            InvalidRequest: if the model has no template or its template does not take them.
-        """
-        # One of them is a template, which could run for ever; others change what is returned.
-        if reserved := self._reserved & (request.chat_template_kwargs or {}).keys():
-            raise InvalidRequest(
-                "chat_template_kwargs",
-                f"{min(reserved)} is no variable of a chat template",
-                "leave it out",
-            )
-        if not self._tokenizer.has_chat_template:
-            raise InvalidRequest(
-                "messages", f"{self._model} has no chat template", "send a prompt instead"
-            )
-        return self._rendered(request, begin_answer=True)
-
-    def _rendered(self, request: GenerationRequest, *, begin_answer: bool) -> list[int]:
-        messages = [_for_template(message) for message in request.messages or ()]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=begin_answer,
-                **_template_arguments(request),
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidRequest(
-                "messages", f"the chat template of {self._model} does not take them: {error}"
-            ) from None
-        return self._encode(text)
+    def text(self, request: GenerationRequest) -> str:
+        """The prompt of a request with messages; see `Template.text`."""
+        return self._template.text(request)
 
     def shared(self, request: GenerationRequest, prompt: list[int]) -> int:
         """Length of the prompt's beginning that any chat with the same system message has too."""
@@ -104,64 +66,66 @@ class Chat:
         other = request.model_copy(
             update={"messages": [*leading, Message(role="user", content=_OTHER)]}
         )
-        asked = repr((other.messages, _template_arguments(other)))
+        given = other.tools, other.tool_choice, other.reasoning_effort, other.chat_template_kwargs
+        asked = repr((other.messages, given))
         if asked != self._asked:
             self._asked = asked
             try:
-                self._begins = self.encode(other)
+                self._begins = self.encode(self.text(other))
             except InvalidRequest:
                 self._begins = []  # the template refuses such a chat
         return in_common(prompt, self._begins)
 
-    def reply(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:
-        """How the answers to a request are read; None if they are plain text."""
-        tokenizer, calling = self._tokenizer, request.calling
-        markers: dict[str, Any] = {}
-        if tokenizer.has_thinking:
-            markers |= {"think_start": tokenizer.think_start, "think_end": tokenizer.think_end}
-            markers["thinks"] = self._thinks(request, prompt)
-        if calling is not None and tokenizer.has_tool_calling:
-            markers |= {
-                "call_start": tokenizer.tool_call_start,
-                "call_end": tokenizer.tool_call_end,
-            }
-        elif calling is not None:
-            markers["bare"] = True
-        if not markers:
+    def reply(self, request: GenerationRequest, text: str) -> ReplyForm | None:
+        """How the answers to a request are read; None if they are plain text.
+
+        Args:
+            text: the prompt.
+        """
+        calling, tokenizer = request.calling, self._tokenizer
+        if not (calling or self._form.thinks):
             return None
-        by_token, tokens = dict[str, int](), dict[int, str]()
-        for marker in filter(lambda marker: isinstance(marker, str), markers.values()):
-            if found := self._spelling.token(marker):
-                by_token[marker], token, tokens[token] = found
-        markup = Markup(**markers, by_token=by_token)
+        tail = self._template.tail(request, text) if self._may_be_begun(text) else ""
+        names = [each.name for each in calling.functions] if calling else []
+        # What nothing here can write is read by its markers.
+        read_only = Syntax("", "", start=tokenizer.tool_call_start, end=tokenizer.tool_call_end)
+        syntax = (self._syntax or read_only) if calling else None
+        markup, tokens = markup_of(self._form, syntax, names, tail, self._spelling)
         if calling is None:
-            return ReplyForm(markup, tokens=tokens)
+            return ReplyForm(markup, tokens=tokens, tail=tail)
         reader = CallReader(tokenizer, calling.functions)
         holds = calling.required or request.constraint is not None
-        if holds and reader.is_exact and markup.call_end and markup.call_end not in by_token:
+        end = syntax.end if syntax else ""
+        if holds and reader.is_exact and end and end not in markup.by_token:
             # An argument may spell this end. Only the reader, as the grammar's inverse, can tell.
-            markup = markup.model_copy(update={"call_end": ""})
-            return ReplyForm(markup, reader.read_all, None, calling.parallel, tokens)
-        return ReplyForm(markup, reader.read, reader.read_cut, calling.parallel, tokens)
+            markup = markup.model_copy(update={"edges": {**markup.edges, "call": {}}})
+            return ReplyForm(markup, reader.read_all, None, calling.parallel, tokens, tail)
+        return ReplyForm(markup, reader.read, reader.read_cut, calling.parallel, tokens, tail)
 
-    def thinking(self, reply: ReplyForm | None, budget: int | None) -> Thinking | None:
+    def _may_be_begun(self, text: str) -> bool:
+        """Whether a prompt may end within or after thinking. Messages may hold markers, too."""
+        return any(marker in text for markers in self._form.edges().values() for marker in markers)
+
+    def thinking(
+        self, request: GenerationRequest, reply: ReplyForm | None, budget: int | None
+    ) -> Thinking | None:
         """How the tokens of answers tell their thinking; None if the model marks none.
 
         Args:
             reply: how the answers are read.
         """
-        tokenizer = self._tokenizer
-        if reply is None or not tokenizer.has_thinking:
+        if reply is None or not self._form.thinks:
             return None
-        return Thinking(
-            tuple(tokenizer.think_start_tokens),
-            tuple(tokenizer.think_end_tokens),
-            reply.markup.thinks,
-            budget,
-        )
+        close = self.encode(self._form.close(calls=request.calling is not None))
+        return Thinking(reply.markup, reply.tokens, tuple(close), self._bytes_of, budget)
+
+    def answer_begins(self, reply: ReplyForm | None) -> list[int]:
+        """The tokens that an answer without thinking begins with, if the prompt has not them."""
+        begun = reply is None or reply.markup.first == "content"
+        return [] if begun else self.encode(self._form.answer)
 
     def constraint(self, request: GenerationRequest, reply: ReplyForm | None) -> Constraint | None:
-        """What the answers to a request must match, calls of tools included.
+        """What the answers to a request must match, thinking and calls of tools included.
 
         Args:
             reply: how the answers are read.
@@ -169,21 +133,23 @@ class Chat:
         Raises:
             InvalidRequest: if the calls that it asks for cannot be held to the model's syntax.
         """
-        thinks = reply is not None and reply.markup.thinks
         constraint, calling = request.constraint, request.calling
+        header = self._form.header(self._spelling)
         if calling is not None and (calling.required or calling.strict or constraint):
-            grammar = self._grammar(calling, constraint, after_thinking=thinks)
-            constraint = Constraint("grammar", grammar)
-        if constraint is not None and thinks:
-            constraint = replace(constraint, begin_after=self._tokenizer.think_end)
-        return constraint
+            grammar = self._grammar(calling, constraint, header)
+            constraint, header = Constraint("grammar", grammar), ""
+        if constraint is None or reply is None:
+            return constraint
+        first = reply.markup.first
+        frame = self._form.frame(first, reply.tail, self._spelling, header)
+        return replace(constraint, frame=frame)
 
-    def _grammar(self, calling: Calling, answer: Constraint | None, *, after_thinking: bool) -> str:
+    def _grammar(self, calling: Calling, answer: Constraint | None, header: str) -> str:
         try:
             if self._syntax is None:
                 raise NotWritable("no grammar of their syntax is known")
             added = self._tokenizer.get_added_vocab()
-            grammar = CallGrammar(calling, self._syntax, added, after_thinking=after_thinking)
+            grammar = CallGrammar(calling, self._syntax, added, header)
             if calling.required:
                 return grammar.required()
             return grammar.free() if answer is None else grammar.beside(answer)
@@ -199,55 +165,3 @@ class Chat:
                 f"calls by {self._model} cannot be held to their schemas, because {reason}",
                 remedy,
             ) from None
-
-    def _thinks(self, request: GenerationRequest, prompt: list[int]) -> bool:
-        """Whether the template has opened the thinking. Markers in messages do not count."""
-
-        def opened(tokens: list[int]) -> bool:
-            start = self._tokenizer.rfind_think_start(tokens)
-            return bool(start > self._tokenizer.rfind_think_end(tokens))
-
-        if not opened(prompt):
-            return False
-        messages = self._rendered(request, begin_answer=False)
-        # Some templates begin the answer unasked; then only the whole prompt can tell.
-        return opened(prompt[in_common(prompt, messages) :] or prompt)
-
-
-def _for_template(message: Message) -> dict[str, Any]:
-    """A message as chat templates take it; the arguments of calls are objects in it."""
-    written: dict[str, Any] = {"role": message.role, "content": message.text}
-    for name in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            written[name] = value
-    if message.tool_calls:
-        written["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": call.function.parsed},
-            }
-            for call in message.tool_calls
-        ]
-    return written
-
-
-def _template_arguments(request: GenerationRequest) -> dict[str, Any]:
-    """The variables of a chat template. No effort is also no thinking."""
-    arguments: dict[str, Any] = {}
-    if request.reasoning_effort is not None:
-        arguments["reasoning_effort"] = request.reasoning_effort
-        if request.reasoning_effort == "none":
-            arguments["enable_thinking"] = False
-    if request.tools and request.calling:
-        arguments["tools"] = [
-            {
-                "type": "function",
-                "function": {
-                    **tool.function.model_dump(exclude_none=True, exclude={"strict"}),
-                    "parameters": tool.function.schema_of_arguments,
-                },
-            }
-            for tool in request.tools
-        ]
-    return arguments | (request.chat_template_kwargs or {})

@@ -25,7 +25,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.client.compiling import JSON_FORM, grammar_of_schema, plain_reason
 from omlx_producer.client.formats import exact_schema
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.engine.rows.lark import Spelling, literally, numbered, quoted
+from omlx_worker.engine.rows.lark import literally, numbered
 from omlx_worker.engine.rows.vocabulary import named_tokens, tokens_of
 
 if TYPE_CHECKING:
@@ -175,17 +175,14 @@ class Grammars:
     def _text_of(self, constraint: Constraint) -> str:
         """A constraint in llguidance's own form."""
         text = _text_of_answer(constraint, named_tokens(self._tokenizer._tokenizer))
-        if not constraint.begin_after:
+        if not constraint.frame:
             return text
-        added = self._tokenizer._tokenizer.get_added_vocab()
-        before, after = _lead(constraint, Spelling(added))
         [answer] = json.loads(text)["grammars"]
-        lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
-        return _joined(lead, {**answer, "name": "answer"})
+        return _joined({"lark_grammar": constraint.frame}, {**answer, "name": "answer"})
 
 
 def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
-    """The same, of what follows `Constraint.begin_after`."""
+    """The same, of what `Constraint.frame` has around it."""
     from llguidance import LLMatcher
 
     value = constraint.value
@@ -214,16 +211,6 @@ def _is_harmless(constraint: Constraint) -> bool:
     if constraint.kind == "choice":
         return len(constraint.value) <= HARMLESS_CHOICES
     return constraint.kind == "json_object"
-
-
-def _lead(constraint: Constraint, spelling: Spelling) -> tuple[str, str]:
-    """The rule of the text up to the marker, and what follows it before the answer begins."""
-    marker = constraint.begin_after
-    gap = "/[ \\n]*/" if constraint.kind in ("json_object", "json_schema") else ""
-    if (first := spelling.first(marker)) is None:
-        return f"before[suffix={quoted(marker)}]: /(?s:.*)/", gap
-    before = f"before: /(?s:.*){literally(marker[:first])}/"
-    return before, f"{spelling.literal(marker[first:])} {gap}"
 
 
 def _dry_run(constraint: Constraint, text: str) -> None:

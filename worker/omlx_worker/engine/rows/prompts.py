@@ -24,6 +24,7 @@ from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.encoding import Encoder
+from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.result import require_short, require_short_vectors
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking
@@ -97,7 +98,8 @@ class Prompter:
         require_kind(request.reads, request.model, self._info)
         if request.input is not None:
             return self._read_rows(request, job_id)
-        prompt = self._encode(request)
+        text = None if request.messages is None else self._rendered(request)
+        prompt = self._encode(request, text)
         room = self._info.context_length - len(prompt)
         if room < (request.max_completion_tokens != 0):
             field = "messages" if request.messages else "prompt"
@@ -107,11 +109,11 @@ class Prompter:
         stop_tokens = frozenset(request.stop_token_ids or ())
         reply, constraint, thinking = None, request.constraint, None
         marks: tuple[int, ...] = ()
-        if request.messages is not None:
+        if text is not None:
             marks = (self._chat.shared(request, prompt),)
-            reply = self._chat.reply(request, prompt)
+            reply = self._chat.reply(request, text)
             constraint = self._chat.constraint(request, reply)
-            thinking = self._chat.thinking(reply, self._budget(request))
+            thinking = self._chat.thinking(request, reply, self._budget(request))
         if thinking is None and request.thinking_token_budget is not None:
             raise InvalidRequest(
                 "thinking_token_budget",
@@ -122,7 +124,7 @@ class Prompter:
         field = _field_of(request, constraint)
         grammar = self._grammar(request, constraint, field)
         if constraint and request.probabilities:
-            return self._deciding(request, job_id, prompt, constraint, marks)
+            return self._deciding(request, job_id, prompt, reply, marks)
         loops = request.repetition_detection
         most = request.max_completion_tokens
         scored = request.scored_alternatives
@@ -190,16 +192,17 @@ class Prompter:
         request: GenerationRequest,
         job_id: str,
         prompt: list[int],
-        constraint: Constraint,
+        reply: ReplyForm | None,
         marks: tuple[int, ...],
     ) -> list[Row]:
         """The rows that read the choices of a decision after its prompt."""
-        if constraint.begin_after:
+        if reply and reply.markup.first == "reasoning":
             raise InvalidRequest(
                 "probabilities",
                 f"the prompt opens the thinking of {self._info.model}, which comes before a choice",
                 'give reasoning_effort: "none" too',
             )
+        prompt = [*prompt, *self._chat.answer_begins(reply)]
         assert self._grammars  # the choices have compiled
         spelled = {text: self._grammars.spelled(text) for text in request.choices}
         rows = [
@@ -246,12 +249,20 @@ class Prompter:
             return request.prompt
         return str(self._tokenizer.decode(prompt))
 
-    def _encode(self, request: GenerationRequest) -> list[int]:
+    def _rendered(self, request: GenerationRequest) -> str:
+        characters = sum(len(message.text) for message in request.messages or ())
+        self._encoder.require_characters("messages", characters)
+        return self._chat.text(request)
+
+    def _encode(self, request: GenerationRequest, text: str | None) -> list[int]:
+        """The prompt.
+
+        Args:
+            text: of a request with messages, rendered.
+        """
         tokens: list[int]
-        if request.messages is not None:
-            characters = sum(len(message.text) for message in request.messages)
-            self._encoder.require_characters("messages", characters)
-            tokens = self._chat.encode(request)
+        if text is not None:
+            tokens = self._chat.encode(text)
         elif isinstance(request.prompt, str):
             bos = self._tokenizer.bos_token
             special = bos is None or not request.prompt.startswith(bos)

@@ -18,6 +18,7 @@ class ReplyForm:
         read_cut: the whole calls in a text that was cut before the end marker of a call.
         parallel: whether the message may have several calls.
         tokens: the texts of the tokens that write `Markup.by_token`, by their ids.
+        tail: what the template has written of the answer.
     """
 
     markup: Markup
@@ -25,3 +26,4 @@ class ReplyForm:
     read_cut: Callable[[str], list[FunctionCall]] | None = None
     parallel: bool = True
     tokens: Mapping[int, str] = field(default_factory=dict)
+    tail: str = ""

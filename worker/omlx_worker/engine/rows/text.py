@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from mlx_lm.generate import TextStateMachine
@@ -22,6 +24,9 @@ from omlx_producer.wire import FinishReason
 from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.row import Mark, Row
 from omlx_worker.engine.rows.thinking import Thoughts
+
+MOST_BYTES = 50_000
+"""Tokens whose bytes are kept."""
 
 
 class _Exact(StreamingDetokenizer):
@@ -135,6 +140,14 @@ def bytes_of_tokens(tokenizer: TokenizerWrapper) -> Callable[[int], bytes]:
         return detokenizer.bytes_of
     decode = detokenizer.after.decode if isinstance(detokenizer, _Together) else tokenizer.decode
     return lambda token: decode([token]).encode()
+
+
+def bytes_in_any_thread(tokenizer: TokenizerWrapper) -> Callable[[int], bytes]:
+    """The same, from any thread, also while another encodes with the tokenizer."""
+    decode_faithfully(tokenizer)
+    if not isinstance(tokenizer.detokenizer, _Exact):
+        tokenizer = copy.deepcopy(tokenizer)
+    return lru_cache(MOST_BYTES)(bytes_of_tokens(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking, Thoughts
 from tests.helpers.constrained import constrained, free, play
 from tests.helpers.decoding import GREEDY, Loaded, row, run
+from tests.helpers.markups import thinking
 
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
 BUDGET, TOKENS = 7, 30
@@ -30,32 +31,30 @@ def drafting(demo: Loaded) -> RaggedDecoder:
 def markers(demo: Loaded) -> Thinking:
     """Thinking that the demo model often opens anew, and never ends by itself."""
     [line_end] = demo.tokenizer.encode("\n")
-    return Thinking((line_end,), tuple(demo.tokenizer.encode(" zebra!")), begun=True)
+    return thinking((line_end,), tuple(demo.tokenizer.encode(" zebra!")), begun=True)
 
 
 def thinker(
-    demo: Loaded, sampling: Sampling = HOT, budget: int | None = BUDGET, **thinking: Any
+    demo: Loaded, sampling: Sampling = HOT, budget: int | None = BUDGET, **other: Any
 ) -> Row:
-    given = replace(markers(demo), budget=budget, **thinking)
+    given = replace(markers(demo), budget=budget, **other)
     prompt = demo.tokenizer.encode("class Stack:\n    def push(self, x):\n")
     return row("x", prompt, TOKENS, replace(sampling, thinking=given))
 
 
 def made_up(budget: int = BUDGET) -> Row:
     """A row whose model thinks on by itself, since its weights are random."""
-    thinking = Thinking((7,), (8, 9), begun=True, budget=budget)
-    return row("x", [1, 2, 3], TOKENS, replace(GREEDY, thinking=thinking))
+    made = thinking((7,), (8, 9), begun=True, budget=budget)
+    return row("x", [1, 2, 3], TOKENS, replace(GREEDY, thinking=made))
 
 
 def forced(row: Row, tokens: Sequence[int]) -> list[int]:
     """The places of a row's tokens at which its budget leaves no choice; each is checked."""
-    thinking = row.sampling.thinking
-    assert thinking is not None
-    assert thinking.budget is not None
-    thoughts, places = Thoughts(thinking), []
+    assert row.sampling.thinking is not None
+    thoughts, places = Thoughts(row.sampling.thinking), []
     for place, token in enumerate(tokens):
-        if thoughts.on and thoughts.tokens >= thinking.budget:
-            assert token == thinking.end[thoughts.matched]
+        if thoughts.forced is not None:
+            assert token == thoughts.forced
             places.append(place)
         thoughts.feed(token)
     return places
@@ -69,7 +68,7 @@ def test_the_marker_comes_at_the_budget_and_the_answer_goes_on(
     demo: Loaded, drafting: RaggedDecoder, sampling: Sampling
 ) -> None:
     asked = thinker(demo, sampling)
-    length = len(markers(demo).end)
+    length = len(markers(demo).close)
     assert length > 1, "a marker of several tokens"
 
     ended = play(drafting, [asked])["x"]

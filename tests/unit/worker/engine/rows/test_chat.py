@@ -30,17 +30,17 @@ def ask(**fields: Any) -> GenerationRequest:
 
 def prompt(family: str = "json_tools", *, thinking: bool = False, **fields: Any) -> str:
     tokenizer = tokenizer_of(family, thinking=thinking)
-    return str(tokenizer.decode(Chat(tokenizer, "m").encode(ask(**fields))))
+    return Chat(tokenizer, "m").text(ask(**fields))
 
 
 def form(family: str, *, thinking: bool = False, **fields: Any) -> ReplyForm | None:
     chat, request = Chat(tokenizer_of(family, thinking=thinking), "m"), ask(**fields)
-    return chat.reply(request, chat.encode(request))
+    return chat.reply(request, chat.text(request))
 
 
 def constraint(family: str, *, thinking: bool = False, **fields: Any) -> Constraint | None:
     chat, request = Chat(tokenizer_of(family, thinking=thinking), "m"), ask(**fields)
-    return chat.constraint(request, chat.reply(request, chat.encode(request)))
+    return chat.constraint(request, chat.reply(request, chat.text(request)))
 
 
 def test_calls_and_their_answers_reach_the_template_with_arguments_as_objects() -> None:
@@ -109,10 +109,12 @@ def test_plain_answers_have_no_form() -> None:
 def test_the_form_has_the_markers_that_may_occur() -> None:
     calls = form("json_tools", tools=[tool()])
     assert calls is not None
-    assert (calls.markup.call_start, calls.markup.think_start) == ("<tool_call>", "")
+    assert calls.markup.after("content") == {"<tool_call>": "call"}
+    assert calls.markup.after("call") == {"</tool_call>": "content"}
     thoughts = form("json_tools", thinking=True)
     assert thoughts is not None
-    assert (thoughts.markup.call_start, thoughts.markup.think_start) == ("", "<think>")
+    assert thoughts.markup.after("content") == {"<think>": "reasoning", "</think>": "content"}
+    assert thoughts.markup.after("reasoning") == {"</think>": "content"}
     assert thoughts.read_call is None
     bare = form("", tools=[tool()])
     assert bare is not None
@@ -139,7 +141,7 @@ def test_the_form_tells_whether_the_prompt_has_opened_the_thinking() -> None:
     def thinks(**fields: Any) -> bool:
         found = form("json_tools", thinking=True, **fields)
         assert found is not None
-        return found.markup.thinks
+        return found.markup.first == "reasoning"
 
     assert not thinks()
     assert thinks(**OPENED)
@@ -152,10 +154,7 @@ def test_markers_in_messages_neither_open_nor_close_the_thinking(kwargs: dict[st
         asked = {"messages": [{"role": "user", "content": text}], **kwargs}
         found = form("json_tools", thinking=True, **asked)
         assert found is not None
-        assert found.markup.thinks == bool(kwargs)
-        held = constraint("json_tools", thinking=True, response_format=AS_JSON, **asked)
-        assert held is not None
-        assert held.begin_after == ("</think>" if kwargs else "")
+        assert (found.markup.first == "reasoning") == bool(kwargs)
 
 
 def test_thinking_that_a_template_opens_unasked_is_seen() -> None:
@@ -163,17 +162,9 @@ def test_thinking_that_a_template_opens_unasked_is_seen() -> None:
         "json_tools", thinking=True, template="{{ messages[0].content }}: <think>\n"
     )
     chat, request = Chat(tokenizer, "m"), ask()
-    found = chat.reply(request, chat.encode(request))
+    found = chat.reply(request, chat.text(request))
     assert found is not None
-    assert found.markup.thinks
-
-
-def test_a_constraint_begins_after_thinking_that_the_prompt_has_opened() -> None:
-    as_json = Constraint("json_schema", json.dumps(SCHEMA, separators=(",", ":")))
-    assert constraint("json_tools", response_format=AS_JSON) == as_json
-    after = constraint("json_tools", thinking=True, response_format=AS_JSON, **OPENED)
-    assert after == Constraint("json_schema", as_json.value, begin_after="</think>")
-    assert constraint("json_tools", thinking=True, response_format=AS_JSON) == as_json
+    assert found.markup.first == "reasoning"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +234,7 @@ def test_a_chat_shares_with_others_what_comes_before_its_first_question() -> Non
     chat = Chat(tokenizer, "m")
     system = {"role": "system", "content": "Answer in one word."}
     asked = [ask(messages=[system, {"role": "user", "content": text}]) for text in ("yes?", "no?")]
-    prompts = [chat.encode(request) for request in asked]
+    prompts = [chat.encode(chat.text(request)) for request in asked]
 
     shared = [chat.shared(*pair) for pair in zip(asked, prompts, strict=True)]
 
@@ -257,14 +248,14 @@ def test_a_chat_without_a_system_message_shares_nothing_that_is_known() -> None:
     chat = Chat(tokenizer_of("json_tools"), "m")
     request = ask()
 
-    assert chat.shared(request, chat.encode(request)) == 0
+    assert chat.shared(request, chat.encode(chat.text(request))) == 0
 
 
 def test_a_chat_that_its_template_refuses_takes_nothing_from_those_after_it() -> None:
     tokenizer = tokenizer_of("json_tools")
     chat = Chat(tokenizer, "m")
     plain = ask(messages=[{"role": "system", "content": "Be brief."}, *HELLO])
-    prompt = chat.encode(plain)
+    prompt = chat.encode(chat.text(plain))
     wanted = chat.shared(plain, prompt)
 
     with patch.object(tokenizer, "apply_chat_template", side_effect=ValueError):

@@ -68,13 +68,13 @@ def test_what_the_short_form_takes_has_a_longest_text() -> None:
     assert not taken(COUNT=str(MAX_NUMBER + 1))
 
 
-def test_a_constraint_may_begin_after_a_marker() -> None:
-    thinking = Constraint("json_schema", '{"type": "object"}', "</think>")
+def test_a_constraint_may_be_a_part_of_the_text() -> None:
+    framed = Constraint("json_schema", '{"type": "object"}', 'start: "so: " @answer "."?\n')
 
-    assert matches(thinking, 'I say {"no": 1} </thin </think>{"a": 1}')
-    assert matches(thinking, "well</think> \n{}")
-    assert not matches(thinking, '{"a": 1}')
-    assert not matches(thinking, "well</think>no")
+    assert matches(framed, 'so: {"a": 1}.')
+    assert matches(framed, "so: {}")
+    assert not matches(framed, '{"a": 1}')
+    assert not matches(framed, "so: no")
 
 
 def test_grammars_may_name_tokens() -> None:
@@ -82,32 +82,14 @@ def test_grammars_may_name_tokens() -> None:
     assert matches(Constraint("grammar", 'start: "a" <[1]> "b"'), "a<|im_start|>b")
 
 
-@pytest.mark.parametrize("begin_after", ["", "</think>"])
-def test_grammars_have_lines_whatever_tokens_a_model_adds(begin_after: str) -> None:
+@pytest.mark.parametrize("frame", ["", 'start: "so: " @answer'])
+def test_grammars_have_lines_whatever_tokens_a_model_adds(frame: str) -> None:
     tokenizer = copy.deepcopy(Loaded.demo().tokenizer)
     tokenizer._tokenizer.add_tokens(["\n", "  "])
     tokenizer._tokenizer.add_tokens(["<étape>"], special_tokens=True)
-    grammar = Constraint("grammar", 'start: "a"\n  | b\nb: "b" <étape>\n', begin_after)
+    grammar = Constraint("grammar", 'start: "a"\n  | b\nb: "b" <étape>\n', frame)
 
     assert Grammars(tokenizer, len(tokenizer)).compile(grammar)
-
-
-def test_a_marker_may_be_a_special_token() -> None:
-    assert matches(Constraint("regex", "ok", "<|im_start|>"), "so<|im_start|>ok")
-    assert not matches(Constraint("regex", "ok", "<|im_start|>"), "so<|im_start|>no")
-
-
-@pytest.mark.parametrize("marker", ["<|close|>think<|sep|>", "think<|sep|>", "<|close|>think"])
-def test_a_marker_may_mix_special_tokens_and_text(marker: str) -> None:
-    tokenizer = copy.deepcopy(Loaded.demo().tokenizer)
-    tokenizer._tokenizer.add_tokens(["<|close|>", "<|sep|>"], special_tokens=True)
-    made = Grammars(tokenizer, len(tokenizer._tokenizer))
-    grammar = made.compile(Constraint("regex", "ok", marker))
-    for text, right in ((f"I think so{marker}ok", True), (f"so{marker}no", False), ("ok", False)):
-        matcher = grammar.start.deep_copy()
-        tokens = tokenizer.encode(text)
-        taken = matcher.try_consume_tokens(tokens) == len(tokens)
-        assert (taken and matcher.is_accepting()) == right
 
 
 def test_a_constraint_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +115,11 @@ def test_a_keyword_that_would_be_ignored_is_refused_with_its_path() -> None:
     )
 
 
-@pytest.mark.parametrize("begin_after", ["", "</think>"])
+@pytest.mark.parametrize("frame", ["", 'start: "so: " @answer'])
 @pytest.mark.parametrize("value", ["{x", '{"grammars": [{"lark_grammar": "start: \\"a\\""}]}'])
-def test_a_grammar_that_is_not_larks_is_refused(value: str, begin_after: str) -> None:
+def test_a_grammar_that_is_not_larks_is_refused(value: str, frame: str) -> None:
     with pytest.raises(BadConstraint, match="expecting rule, token or statement"):
-        grammars().compile(Constraint("grammar", value, begin_after))
+        grammars().compile(Constraint("grammar", value, frame))
 
 
 def test_a_schema_cannot_ask_to_be_taken_leniently() -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 
 from omlx_worker.engine.rows.thinking import Thinking, Thoughts
+from tests.helpers.markups import thinking
 
-ONE = Thinking((1,), (2,), begun=True)
-LONG = Thinking((1, 5), (2, 3, 2), begun=False)
+ONE = thinking((1,), (2,), begun=True)
+LONG = thinking((1, 5), (2, 3, 2), begun=False)
 
 
-def followed(thinking: Thinking, *tokens: int) -> Thoughts:
-    thoughts = Thoughts(thinking)
+def followed(form: Thinking, *tokens: int) -> Thoughts:
+    thoughts = Thoughts(form)
     for token in tokens:
         thoughts.feed(token)
     return thoughts
 
 
 @pytest.mark.parametrize(
-    ("thinking", "tokens", "on", "count"),
+    ("form", "tokens", "on", "count"),
     [
         (ONE, (), True, 0),
         (ONE, (7, 7, 7), True, 3),
@@ -34,7 +35,7 @@ def followed(thinking: Thinking, *tokens: int) -> Thoughts:
     ],
 )
 def test_tokens_between_the_markers_are_thinking(
-    thinking: Thinking, tokens: tuple[int, ...], on: bool, count: int
+    form: Thinking, tokens: tuple[int, ...], on: bool, count: int
 ) -> None:
-    thoughts = followed(thinking, *tokens)
+    thoughts = followed(form, *tokens)
     assert (thoughts.on, thoughts.tokens) == (on, count)

@@ -27,7 +27,7 @@ class CallGrammar:
 
     Args:
         added: ids of the model's added tokens, by their text.
-        after_thinking: whether the answer follows thinking, and line ends may come first.
+        header: what an answer that is no call begins with, as a rule has it; "" for nothing.
 
     Raises:
         NotWritable: if the syntax cannot express a function's parameters.
@@ -38,11 +38,10 @@ class CallGrammar:
         calling: Calling,
         syntax: Syntax,
         added: Mapping[str, int],
-        *,
-        after_thinking: bool = False,
+        header: str = "",
     ) -> None:
         self._calling = calling
-        self._gap = "GAP? " if after_thinking else ""
+        self._header = header
         self._syntax = syntax
         self._spelling = Spelling(added)
         self._rules: dict[str, str] = {}
@@ -52,7 +51,7 @@ class CallGrammar:
 
     def required(self) -> str:
         """Calls, and nothing else."""
-        return self._written(f"{self._gap}{self._calls}")
+        return self._written(self._calls)
 
     def beside(self, answer: Constraint) -> str:
         """Calls, or an answer in JSON.
@@ -64,13 +63,16 @@ class CallGrammar:
             raise NotWritable("they look like an answer in JSON")
         schema = {"type": "object"} if answer.kind == "json_object" else json.loads(answer.value)
         self._rules["answer"] = _json(schema)
-        return self._written(f"{self._gap}(answer | {self._calls})")
+        return self._written(f"{self._joined(self._header, 'answer')} | {self._calls}")
 
     def free(self) -> str:
         """Any text, with calls in it."""
         if self._syntax.bare:
             self._rules["REST"] = r"/(\s*[^{\s](?s:.*))?/"
-            return self._written(f"REST | {self._gap}body")
+            return self._written("REST | body")
+        if self._header:
+            self._rules["REST"] = "/(?s:.*)/"
+            return self._written(f"{self._header} REST | {self._calls}")
         start = self._syntax.start
         self._rules["REST"] = text_without(start)
         before = f"REST {self._spelling.literal(start)}"
@@ -94,7 +96,7 @@ class CallGrammar:
         return self._joined("body", self._spelling.literal(self._syntax.end))
 
     def _written(self, start: str) -> str:
-        rules = {"start": start, "GAP": r"/\n{1,2}/", **self._rules}
+        rules = {"start": start, **self._rules}
         return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
 
     def _function(self, index: int, function: FunctionDefinition) -> str:

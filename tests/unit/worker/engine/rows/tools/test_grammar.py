@@ -150,16 +150,6 @@ def test_an_answer_in_json_may_stand_in_place_of_calls(family: str) -> None:
     assert not admits(family, either, '["a"]')
 
 
-def test_line_ends_may_come_first_after_thinking() -> None:
-    calling = Calling((CLOCK,), required=True, parallel=False)
-    call = written(syntax("json_tools"), "get_time", {})
-    added = tokenizer_of("json_tools").get_added_vocab()
-    after = CallGrammar(calling, syntax("json_tools"), added, after_thinking=True).required()
-    assert admits("json_tools", after, f"\n\n{call}")
-    assert admits("json_tools", after, call)
-    assert not admits("json_tools", grammar("json_tools").required(), f"\n\n{call}")
-
-
 @pytest.mark.parametrize("family", PAIRED)
 @pytest.mark.parametrize(
     ("parameters", "reason"),

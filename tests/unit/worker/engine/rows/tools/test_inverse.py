@@ -101,7 +101,7 @@ def tokens_and_grammar(
 def read_again(family: str, marks: bool, tokens: list[int]) -> dict[str, Any]:
     """The message that a row with these tokens ends in."""
     asked = request()
-    form = chat(family, marks).reply(asked, chat(family, marks).encode(asked))
+    form = chat(family, marks).reply(asked, chat(family, marks).text(asked))
     return answer_of(tokenizer_of(family, thinking=True, marks=marks), form, tokens)
 
 
@@ -168,7 +168,7 @@ def test_a_free_call_is_read_as_it_was_written_or_stays_text(
             else spelled(tokenizer, piece)
         )
     asked = request(tool_choice="auto")
-    message = answer_of(tokenizer, model.reply(asked, model.encode(asked)), tokens)
+    message = answer_of(tokenizer, model.reply(asked, model.text(asked)), tokens)
 
     for call in message.get("tool_calls", ()):
         assert json.loads(call["function"]["arguments"]) == {"text": text}
@@ -180,7 +180,7 @@ SAID = '<function name="say"><param name="text">{}</param></function>'
 def minicpm(text: str, *, cut: bool = False, **fields: Any) -> tuple[Any, list[Any]]:
     """The content and the arguments of calls of an answer whose markers are no tokens."""
     asked, model = request(**fields), chat("minicpm5", True)
-    form, tokenizer = model.reply(asked, model.encode(asked)), tokenizer_of("minicpm5")
+    form, tokenizer = model.reply(asked, model.text(asked)), tokenizer_of("minicpm5")
     message = answer_of(tokenizer, form, spelled(tokenizer, text), cut=cut)
     calls = [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls", ())]
     return message["content"], calls

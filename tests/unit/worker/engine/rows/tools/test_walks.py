@@ -113,7 +113,7 @@ def test_every_walk_ends_in_calls_that_match_their_schemas(family: str, parallel
         }
     )
     chat = Chat(tokenizer_of(family, thinking=True), "m")
-    form = chat.reply(request, chat.encode(request))
+    form = chat.reply(request, chat.text(request))
     constraint = chat.constraint(request, form)
     assert constraint is not None
     ended = 0

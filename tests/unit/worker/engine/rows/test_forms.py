@@ -1,0 +1,151 @@
+"""Thinking and answers of each family are told apart, whole, as they come and under a schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from omlx_producer.wire import GenerationRequest
+from omlx_producer.wire.markup import StreamedReply
+from omlx_worker.engine.rows.chat import Chat
+from omlx_worker.engine.rows.constraints import Grammars
+from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.text import RowText
+from omlx_worker.engine.rows.thinking import Thoughts
+from tests.helpers.chats import answer_of, spelled
+from tests.helpers.forms import ANSWER, FORMS, HARMONY, THOUGHT, Written
+
+SCHEMA = {"type": "object", "properties": {"it": {"type": "string"}}}
+AS_JSON = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+}
+
+each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+def request(**fields: Any) -> GenerationRequest:
+    messages = [{"role": "user", "content": "What do <think> and </think> do?"}]
+    return GenerationRequest.parse({"model": "m", "messages": messages, **fields})
+
+
+def reply_of(form: Written, asked: GenerationRequest) -> ReplyForm | None:
+    chat = Chat(form.tokenizer, "m")
+    return chat.reply(asked, chat.text(asked))
+
+
+def tokens_of(form: Written, text: str) -> list[int]:
+    return list(form.tokenizer.encode(text, add_special_tokens=False))
+
+
+@each_form
+def test_thinking_and_answer_are_told_apart(form: Written) -> None:
+    tokens = tokens_of(form, form.written())
+    message = answer_of(form.tokenizer, reply_of(form, request()), tokens)
+    assert message["content"] == ANSWER
+    assert message.get("reasoning_content", "") == form.reasoning
+
+
+@each_form
+def test_a_stream_tells_the_same_and_never_a_part_of_a_marker(form: Written) -> None:
+    found = reply_of(form, request())
+    if found is None:
+        assert form == FORMS["none"]
+        return
+    tokens = tokens_of(form, form.written())
+    follows = RowText(Row("j:0", [1], len(tokens) + 1, Sampling(), reply=found), form.tokenizer)
+    streamed, said = StreamedReply(found.markup), {"content": "", "reasoning": ""}
+    marked = 0
+    for count, token in enumerate(tokens, 1):
+        text = follows.feed(token).text
+        fresh, marked = follows.marks[marked:], len(follows.marks)
+        for span, added in streamed.feed(text, [mark.offset for mark in fresh]):
+            said[span.part] += added
+        assert ANSWER.startswith(said["content"]), count
+        assert form.reasoning.startswith(said["reasoning"]), count
+        # An answer that was cut here.
+        message = answer_of(form.tokenizer, found, tokens[:count], cut=True)
+        assert ANSWER.startswith(message["content"].strip("\n"))
+    assert said["reasoning"] == form.reasoning
+
+
+@each_form
+def test_a_schema_holds_for_the_answer_and_leaves_the_thinking(form: Written) -> None:
+    asked = request(**AS_JSON)
+    chat = Chat(form.tokenizer, "m")
+    constraint = chat.constraint(asked, chat.reply(asked, chat.text(asked)))
+    assert constraint is not None
+    grammar = Grammars(form.tokenizer, len(form.tokenizer)).compile(constraint)
+
+    def takes(text: str) -> bool:
+        matcher: LLMatcher = grammar.start.deep_copy()
+        tokens = tokens_of(form, text)
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+    assert takes(form.written())
+    assert not takes(form.written('{"it": 3}'))
+    assert not takes(form.written("It is."))
+    assert not takes("It is.")
+
+
+@each_form
+def test_tokens_of_thinking_are_counted_and_end_at_the_budget(form: Written) -> None:
+    asked, chat = request(), Chat(form.tokenizer, "m")
+    found = chat.reply(asked, chat.text(asked))
+    counted = chat.thinking(asked, found, None)
+    if counted is None:
+        assert form == FORMS["none"]
+        return
+    tokens = tokens_of(form, form.written())
+    thoughts = Thoughts(counted, tokens)
+    assert not thoughts.on
+    # A token a byte: line ends beside markers count, too, and none that joins two messages.
+    said = tokens_of(form, form.reasoning)
+    assert len(said) - 1 <= thoughts.tokens <= len(said) + 4
+    budgeted = chat.thinking(asked, found, 10)
+    assert budgeted is not None
+    held, written = Thoughts(budgeted), list[int]()
+    for token in tokens * 2:
+        forced = held.forced
+        written.append(token if forced is None else forced)
+        held.feed(written[-1])
+        if forced is not None and held.forced is None:
+            break
+    else:
+        assert not form.thinks
+        return
+    message = answer_of(form.tokenizer, found, [*written, *tokens_of(form, "so")])
+    assert message["content"] == "so"
+    assert held.tokens == 10
+
+
+def test_a_marker_counts_only_where_its_token_writes_it() -> None:
+    form = FORMS["qwen 3"]
+    found = reply_of(form, request())
+    tokens = [*spelled(form.tokenizer, "<think>a</think>b")]
+    assert answer_of(form.tokenizer, found, tokens)["content"] == "<think>a</think>b"
+
+
+def test_a_text_without_a_header_is_the_answer() -> None:
+    form = FORMS["harmony"]
+    found = reply_of(form, request())
+    for text in ("It is.", "It is. " * 200):
+        assert answer_of(form.tokenizer, found, tokens_of(form, text))["content"] == text
+
+
+def test_what_commentary_tells_the_user_is_content() -> None:
+    form = FORMS["harmony"]
+    text = (
+        "<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>It is."
+    )
+    message = answer_of(form.tokenizer, reply_of(form, request()), tokens_of(form, text))
+    assert message["content"] == "I look.\nIt is."
+
+
+def test_a_vocabulary_alone_makes_nobody_think() -> None:
+    form = Written("assistant\n", "ANSWER", HARMONY[:3])
+    assert reply_of(form, request()) is None
+    assert THOUGHT not in form.written()
