@@ -9,16 +9,14 @@ from itertools import takewhile
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.wire import Calling, Constraint, GenerationRequest, InvalidRequest, Message
+from omlx_producer.wire import Constraint, GenerationRequest, InvalidRequest, Message
 from omlx_worker.engine.rows.forms import form_of, markup_of
-from omlx_worker.engine.rows.lark import Spelling
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.template import Template
 from omlx_worker.engine.rows.text import bytes_in_any_thread
 from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tokens import in_common
-from omlx_worker.engine.rows.tools.grammar import CallGrammar
-from omlx_worker.engine.rows.tools.parameters import NotWritable
+from omlx_worker.engine.rows.tools.grammar import grammar_of_calls
 from omlx_worker.engine.rows.tools.reading import CallReader
 from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
 
@@ -48,7 +46,6 @@ class Chat:
         self._model = model
         self._form = form_of(tokenizer)
         self._syntax = syntax_of(tokenizer)
-        self._spelling = Spelling(tokenizer.get_added_vocab())
         self._bytes_of = bytes_in_any_thread(tokenizer)
         # The last system message asked about, and its tokens: chats of a file often share one.
         self._asked, self._begins = "", list[int]()
@@ -90,7 +87,7 @@ class Chat:
         # What nothing here can write is read by its markers.
         read_only = Syntax("", "", start=tokenizer.tool_call_start, end=tokenizer.tool_call_end)
         syntax = (self._syntax or read_only) if calling else None
-        markup, tokens = markup_of(self._form, syntax, names, tail, self._spelling)
+        markup, tokens = markup_of(self._form, syntax, names, tail)
         if calling is None:
             return ReplyForm(markup, tokens=tokens, tail=tail)
         reader = CallReader(tokenizer, calling.functions)
@@ -119,10 +116,11 @@ class Chat:
         close = self.encode(self._form.close(calls=request.calling is not None))
         return Thinking(reply.markup, reply.tokens, tuple(close), self._bytes_of, budget)
 
-    def answer_begins(self, reply: ReplyForm | None) -> list[int]:
-        """The tokens that an answer without thinking begins with, if the prompt has not them."""
-        begun = reply is None or reply.markup.first == "content"
-        return [] if begun else self.encode(self._form.answer)
+    def answer_begins(self, reply: ReplyForm | None) -> list[int] | None:
+        """The tokens of an answer before its content; None if thinking has begun."""
+        if reply is None or reply.markup.first == "content":
+            return []
+        return None if reply.markup.first == "reasoning" else self.encode(self._form.answer)
 
     def constraint(self, request: GenerationRequest, reply: ReplyForm | None) -> Constraint | None:
         """What the answers to a request must match, thinking and calls of tools included.
@@ -134,34 +132,14 @@ class Chat:
             InvalidRequest: if the calls that it asks for cannot be held to the model's syntax.
         """
         constraint, calling = request.constraint, request.calling
-        header = self._form.header(self._spelling)
+        header = self._form.header
         if calling is not None and (calling.required or calling.strict or constraint):
-            grammar = self._grammar(calling, constraint, header)
+            grammar = grammar_of_calls(
+                self._model, calling, self._syntax, self._form.spelling, header, constraint
+            )
             constraint, header = Constraint("grammar", grammar), ""
         if constraint is None or reply is None:
             return constraint
         first = reply.markup.first
-        frame = self._form.frame(first, reply.tail, self._spelling, header)
+        frame = self._form.frame(first, reply.tail, header)
         return replace(constraint, frame=frame)
-
-    def _grammar(self, calling: Calling, answer: Constraint | None, header: str) -> str:
-        try:
-            if self._syntax is None:
-                raise NotWritable("no grammar of their syntax is known")
-            added = self._tokenizer.get_added_vocab()
-            grammar = CallGrammar(calling, self._syntax, added, header)
-            if calling.required:
-                return grammar.required()
-            return grammar.free() if answer is None else grammar.beside(answer)
-        except NotWritable as reason:
-            if calling.required:
-                field, remedy = "tool_choice", 'give "auto"'
-            elif answer is None:
-                field, remedy = "tools", "leave strict out"
-            else:
-                field, remedy = "response_format", "leave it or the tools out"
-            raise InvalidRequest(
-                field,
-                f"calls by {self._model} cannot be held to their schemas, because {reason}",
-                remedy,
-            ) from None

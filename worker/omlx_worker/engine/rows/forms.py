@@ -28,6 +28,7 @@ class Form:
     """Thinking between two markers, then the answer, between two more or not.
 
     Attributes:
+        spelling: of the model's tokens.
         start, end: of the thinking; "" for a form without. Without a start the answer begins with
             thinking.
         opens, closes: what may stand before and after the answer.
@@ -35,6 +36,7 @@ class Form:
         by_token: which of the markers tokens write.
     """
 
+    spelling: Spelling
     start: str = ""
     end: str = ""
     opens: tuple[str, ...] = ()
@@ -93,11 +95,12 @@ class Form:
         """Whether thinking may follow where the prompt has opened none: nothing closes it there."""
         return bool(self.start) and not any(each in tail for each in (self.end, *self.opens))
 
-    def header(self, spelling: Spelling) -> str:
+    @property
+    def header(self) -> str:
         """What an answer that is no call must begin with, as a grammar has it; "" for nothing."""
-        return spelling.literal(self.answer)
+        return self.spelling.literal(self.answer)
 
-    def frame(self, first: Part, tail: str, spelling: Spelling, header: str) -> str:
+    def frame(self, first: Part, tail: str, header: str) -> str:
         """The grammar of ``@answer`` with thinking and what else may stand around it.
 
         It is in Lark's notation, and "" if nothing may.
@@ -107,39 +110,41 @@ class Form:
             tail: what the template has written of the answer.
             header: of the answer, from `header`; "" if its own grammar has it.
         """
-        thought = f"{self._thought(spelling)} GAP?"
+        thought = f"{self._thought()} GAP?"
         before = ""
         if first == "reasoning":
             before = thought
         elif self.may_think(tail):
-            before = f"(GAP? {spelling.literal(self.start)} {thought})?"
+            before = f"(GAP? {self.spelling.literal(self.start)} {thought})?"
         opens = [] if any(each in tail for each in self.opens) else self.opens
-        begun = f"({_either(opens, spelling)} GAP?)?" if opens else ""
-        closed = f"(GAP? {_either(self.closes, spelling)})* GAP?" if self.closes else ""
+        begun = f"({self._either(opens)} GAP?)?" if opens else ""
+        closed = f"(GAP? {self._either(self.closes)})* GAP?" if self.closes else ""
         if not (before or begun or closed or header):
             return ""
         parts = filter(None, [before, begun, header, "@answer", closed])
         rules = {"start": " ".join(parts), "GAP": r"/\n{1,2}/"}
         if before:
-            rules |= self._rules(spelling)
+            rules |= self._rules()
         return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
 
-    def _thought(self, spelling: Spelling) -> str:
-        first = spelling.first(self.end)
-        return "thought" if first is None else f"thought {spelling.literal(self.end[first:])}"
+    def _thought(self) -> str:
+        first = self.spelling.first(self.end)
+        return "thought" if first is None else f"thought {self.spelling.literal(self.end[first:])}"
 
-    def _rules(self, spelling: Spelling) -> dict[str, str]:
+    def _rules(self) -> dict[str, str]:
         """The rule of the text of thinking, with the beginning of its end that no token writes."""
-        first = spelling.first(self.end)
+        first = self.spelling.first(self.end)
         if first is None:
             return {f"thought[suffix={quoted(self.end)}]": _TEXT}
         if first:
             return {"thought": f"/(?s:.*){literally(self.end[:first])}/"}
-        held = [each for each in self.inside if spelling.first(each) == 0]
+        held = [each for each in self.inside if self.spelling.first(each) == 0]
         if not held:
             return {"thought": "TEXT", "TEXT": _TEXT}
-        either = " | ".join(map(spelling.literal, held))
-        return {"thought": f"(TEXT | {either})*", "TEXT": "/(?s:.+)/"}
+        return {"thought": f"(TEXT | {self._either(held)})*", "TEXT": "/(?s:.+)/"}
+
+    def _either(self, texts: Sequence[str]) -> str:
+        return f"({' | '.join(map(self.spelling.literal, texts))})"
 
     @property
     def told(self) -> str:
@@ -183,17 +188,18 @@ class Channels(Form):
     def may_think(self, tail: str) -> bool:
         return "<|message|>" not in tail
 
-    def header(self, spelling: Spelling) -> str:
+    @property
+    def header(self) -> str:
         channel, kind, message = map(
-            spelling.literal, ("<|channel|>", "<|constrain|>", "<|message|>")
+            self.spelling.literal, ("<|channel|>", "<|constrain|>", "<|message|>")
         )
         return f'{channel} "final" (" "? {kind} "json")? {message}'
 
-    def frame(self, first: Part, tail: str, spelling: Spelling, header: str) -> str:
+    def frame(self, first: Part, tail: str, header: str) -> str:
         if first != "reasoning" and not self.may_think(tail):
             return ""
-        channel, message = map(spelling.literal, ("<|channel|>", "<|message|>"))
-        again = spelling.literal("<|end|><|start|>assistant")
+        channel, message = map(self.spelling.literal, ("<|channel|>", "<|message|>"))
+        again = self.spelling.literal("<|end|><|start|>assistant")
         begun = f"TEXT {again}" if first == "reasoning" else ""
         rules = {
             "start": " ".join(filter(None, [begun, "said*", header, "@answer"])),
@@ -240,20 +246,21 @@ _HARMONY = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|r
 def form_of(tokenizer: TokenizerWrapper) -> Form:
     """The form of a model's answers. One that is not known marks nothing: all is content."""
     vocabulary, template = tokenizer.get_vocab(), str(tokenizer.chat_template or "")
+    spelling = Spelling(tokenizer.get_added_vocab())
     if vocabulary.keys() >= _HARMONY:
-        return Channels()
+        return Channels(spelling)
 
     def known(marker: str) -> bool:
         tokens = _TOKENS.findall(marker)
         return marker in template or all(each in vocabulary for each in tokens or [marker])
 
-    form = Form()
+    form = Form(spelling)
     if tokenizer.has_thinking:
-        form = Form(tokenizer.think_start, tokenizer.think_end)
+        form = Form(spelling, tokenizer.think_start, tokenizer.think_end)
     elif _FINAL[0] in template:
-        form = Form("", _FINAL[0], closes=(_FINAL[1],))
+        form = Form(spelling, "", _FINAL[0], closes=(_FINAL[1],))
     elif pair := next((pair for pair in _PAIRS if all(map(known, pair))), None):
-        form = Form(*pair)
+        form = Form(spelling, *pair)
     if not form.thinks:
         return form
     wrappers = [pair for pair in _WRAPPERS if all(map(known, filter(None, pair)))]
@@ -263,13 +270,12 @@ def form_of(tokenizer: TokenizerWrapper) -> Form:
         closes=(*form.closes, *(end for _, end in wrappers)),
         inside=_REFLECT if all(map(known, _REFLECT)) else (),
     )
-    spelling = Spelling(tokenizer.get_added_vocab())
     markers = (form.start, form.end, *form.opens, *form.closes)
     return replace(form, by_token=frozenset(filter(spelling.token, markers)))
 
 
 def markup_of(
-    form: Form, syntax: Syntax | None, functions: Iterable[str], tail: str, spelling: Spelling
+    form: Form, syntax: Syntax | None, functions: Iterable[str], tail: str
 ) -> tuple[Markup, dict[int, str]]:
     """How an answer's text is marked, and the texts of the tokens that write its markers.
 
@@ -290,7 +296,7 @@ def markup_of(
             kept[syntax.start + begun] = len(begun)
     by_token, tokens = dict[str, int](), dict[int, str]()
     for marker in {marker for markers in edges.values() for marker in markers}:
-        if found := spelling.token(marker):
+        if found := form.spelling.token(marker):
             by_token[marker], token, tokens[token] = found
     bare = syntax is not None and syntax.bare
     # Without tools nobody waits for a call.
@@ -309,7 +315,3 @@ def _beginnings(syntax: Syntax, functions: Iterable[str]) -> Sequence[str]:
     if not named:
         return []
     return [head] if head.strip() else [head + name for name in functions]
-
-
-def _either(texts: Sequence[str], spelling: Spelling) -> str:
-    return f"({' | '.join(map(spelling.literal, texts))})"

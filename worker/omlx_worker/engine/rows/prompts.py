@@ -24,7 +24,6 @@ from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.encoding import Encoder
-from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.result import require_short, require_short_vectors
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking
@@ -124,7 +123,8 @@ class Prompter:
         field = _field_of(request, constraint)
         grammar = self._grammar(request, constraint, field)
         if constraint and request.probabilities:
-            return self._deciding(request, job_id, prompt, reply, marks)
+            begins = self._chat.answer_begins(reply)
+            return self._deciding(request, job_id, prompt, begins, marks)
         loops = request.repetition_detection
         most = request.max_completion_tokens
         scored = request.scored_alternatives
@@ -192,17 +192,21 @@ class Prompter:
         request: GenerationRequest,
         job_id: str,
         prompt: list[int],
-        reply: ReplyForm | None,
+        begins: list[int] | None,
         marks: tuple[int, ...],
     ) -> list[Row]:
-        """The rows that read the choices of a decision after its prompt."""
-        if reply and reply.markup.first == "reasoning":
+        """The rows that read the choices of a decision after its prompt.
+
+        Args:
+            begins: see `Chat.answer_begins`.
+        """
+        if begins is None:
             raise InvalidRequest(
                 "probabilities",
                 f"the prompt opens the thinking of {self._info.model}, which comes before a choice",
                 'give reasoning_effort: "none" too',
             )
-        prompt = [*prompt, *self._chat.answer_begins(reply)]
+        prompt = [*prompt, *begins]
         assert self._grammars  # the choices have compiled
         spelled = {text: self._grammars.spelled(text) for text in request.choices}
         rows = [

@@ -285,8 +285,9 @@ def test_a_row_resumed_from_tokens_outside_its_grammar_is_cut(demo: Loaded) -> N
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_constraint_begins_after_its_marker(demo: Loaded, depth: int) -> None:
-    grammar = grammars().compile(Constraint("regex", "[0-9]{3}", "return"))
+def test_a_constraint_may_begin_after_a_marker(demo: Loaded, depth: int) -> None:
+    frame = 'start: before @answer\nbefore[suffix="return"]: /(?s:.*)/\n'
+    grammar = grammars().compile(Constraint("regex", "[0-9]{3}", frame))
     row = constrained("x", grammar, GREEDY)
 
     ended = alone(demo, row, depth)

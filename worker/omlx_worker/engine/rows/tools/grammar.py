@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from omlx_producer.client.compiling import JSON_FORM
 from omlx_producer.client.formats import exact_schema
-from omlx_producer.wire import Calling, Constraint, FunctionDefinition, GenerationRequest
+from omlx_producer.wire import (
+    Calling,
+    Constraint,
+    FunctionDefinition,
+    GenerationRequest,
+    InvalidRequest,
+)
 from omlx_worker.engine.rows.lark import Spelling, quoted, text_without
 from omlx_worker.engine.rows.tools.parameters import (
     NotWritable,
@@ -26,7 +32,7 @@ class CallGrammar:
     """Writes the grammar of what may be called, in Lark's notation.
 
     Args:
-        added: ids of the model's added tokens, by their text.
+        spelling: of the model's tokens.
         header: what an answer that is no call begins with, as a rule has it; "" for nothing.
 
     Raises:
@@ -37,13 +43,13 @@ class CallGrammar:
         self,
         calling: Calling,
         syntax: Syntax,
-        added: Mapping[str, int],
+        spelling: Spelling,
         header: str = "",
     ) -> None:
         self._calling = calling
         self._header = header
         self._syntax = syntax
-        self._spelling = Spelling(added)
+        self._spelling = spelling
         self._rules: dict[str, str] = {}
         names = [self._function(index, each) for index, each in enumerate(calling.functions)]
         self._rules["body"] = " | ".join(names)
@@ -169,6 +175,43 @@ class CallGrammar:
     @staticmethod
     def _joined(*parts: str) -> str:
         return " ".join(filter(None, parts))
+
+
+def grammar_of_calls(
+    model: str,
+    calling: Calling,
+    syntax: Syntax | None,
+    spelling: Spelling,
+    header: str,
+    answer: Constraint | None,
+) -> str:
+    """The grammar of an answer that may have calls.
+
+    Args:
+        model: its name, for errors.
+        syntax: how it writes calls; None if that is not known.
+        answer: what an answer without calls must match.
+
+    Raises:
+        InvalidRequest: if the calls cannot be held to their schemas.
+    """
+    try:
+        if syntax is None:
+            raise NotWritable("no grammar of their syntax is known")
+        grammar = CallGrammar(calling, syntax, spelling, header)
+        if calling.required:
+            return grammar.required()
+        return grammar.free() if answer is None else grammar.beside(answer)
+    except NotWritable as reason:
+        if calling.required:
+            field, remedy = "tool_choice", 'give "auto"'
+        elif answer is None:
+            field, remedy = "tools", "leave strict out"
+        else:
+            field, remedy = "response_format", "leave it or the tools out"
+        raise InvalidRequest(
+            field, f"calls by {model} cannot be held to their schemas, because {reason}", remedy
+        ) from None
 
 
 def field_of(rule: str, request: GenerationRequest) -> str:

@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher
 
 from omlx_producer.wire import Calling, Constraint, FunctionDefinition
+from omlx_worker.engine.rows.lark import Spelling
 from omlx_worker.engine.rows.tools.grammar import CallGrammar
 from omlx_worker.engine.rows.tools.parameters import NotWritable
 from omlx_worker.engine.rows.tools.reading import CallReader
@@ -47,7 +48,7 @@ def grammar(
     family: str, functions: Sequence[FunctionDefinition] = BOTH, *, parallel: bool = True
 ) -> CallGrammar:
     calling = Calling(tuple(functions), required=True, parallel=parallel)
-    return CallGrammar(calling, syntax(family), tokenizer_of(family).get_added_vocab())
+    return CallGrammar(calling, syntax(family), Spelling(tokenizer_of(family).get_added_vocab()))
 
 
 def admits(family: str, grammar: str, text: str) -> bool:
