@@ -12,15 +12,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.wire import Constraint, GenerationRequest, InvalidRequest, Message
 from omlx_worker.engine.rows.forms import form_of, markup_of
 from omlx_worker.engine.rows.reply import ReplyForm
-from omlx_worker.engine.rows.template import Template
+from omlx_worker.engine.rows.template import LEADING, Template
 from omlx_worker.engine.rows.text import bytes_in_any_thread
 from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tokens import in_common
 from omlx_worker.engine.rows.tools.grammar import grammar_of_calls
 from omlx_worker.engine.rows.tools.reading import CallReader
 from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
-
-_LEADING = ("system", "developer")
 
 _OTHER = "\u2063"
 """An invisible separator, with which no message is likely to begin."""
@@ -57,7 +55,7 @@ class Chat:
     def shared(self, request: GenerationRequest, prompt: list[int]) -> int:
         """Length of the prompt's beginning that any chat with the same system message has too."""
         messages = request.messages or []
-        leading = list(takewhile(lambda message: message.role in _LEADING, messages))
+        leading = list(takewhile(lambda message: message.role in LEADING, messages))
         if not (request.cache and leading) or len(leading) == len(messages):
             return 0
         other = request.model_copy(

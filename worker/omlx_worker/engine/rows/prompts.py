@@ -291,7 +291,8 @@ class Prompter:
     def _budget(self, request: GenerationRequest) -> int | None:
         budget = request.thinking_token_budget
         if budget is None:
-            return self._thinking_budget
+            # Not every template can leave the thinking out.
+            return 0 if request.reasoning_effort == "none" else self._thinking_budget
         return None if budget < 0 else budget
 
     def _sampling(

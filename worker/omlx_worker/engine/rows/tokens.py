@@ -21,8 +21,8 @@ def same_vocabulary(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     return same_ids(one, other) >= _SAME * max(len(one), len(other))
 
 
-def in_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from their start."""
+def in_common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many tokens, or characters, two sequences have in common from their start."""
     limit = min(len(one), len(other))
     for start in range(0, limit, _BLOCK):
         end = min(start + _BLOCK, limit)

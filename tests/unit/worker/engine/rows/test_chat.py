@@ -258,7 +258,7 @@ def test_a_chat_that_its_template_refuses_takes_nothing_from_those_after_it() ->
     prompt = chat.encode(chat.text(plain))
     wanted = chat.shared(plain, prompt)
 
-    with patch.object(tokenizer, "apply_chat_template", side_effect=ValueError):
+    with patch.object(tokenizer._tokenizer, "apply_chat_template", side_effect=ValueError):
         other = ask(messages=[{"role": "system", "content": "Be long."}, *HELLO])
         assert chat.shared(other, prompt) == 0
 
