@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from redis.exceptions import RedisError
 
@@ -27,6 +27,7 @@ def stream_results(
     ordered: bool = False,
     progress: Show = None,
     check: Check = None,
+    change: Callable[[Iterator[Row | BadRow]], Iterator[Row | BadRow]] = iter,
 ) -> Generator[RowResult]:
     """Run all rows; yields each result as its row ends.
 
@@ -37,6 +38,7 @@ def stream_results(
         given: rows in memory, which take the place of the input.
         ordered: yield in the order of the input; a result is held until all before it have come.
         check: see `Driver`.
+        change: makes the rows that run of those of the input.
 
     Raises, while iterating: the errors of `omlx_producer.bulk.run.run_here`.
     """
@@ -44,7 +46,7 @@ def stream_results(
     models, run, arrived = client.models(), new_run_id(), Arrived()
     options = options.with_default_model(models, None)
     with Input.open(options, models, given) as source:
-        rows, finished = source.all_rows(), False
+        rows, finished = change(source.all_rows()), False
         if ordered:
             rows = arrived.expect(rows)
         driver = Driver(client, options, source, run, rows, arrived, show=progress, check=check)

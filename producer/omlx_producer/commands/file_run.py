@@ -66,7 +66,7 @@ _RUN = (
         flag_value=0,
         type=click.IntRange(0),
         metavar="[N]",
-        help="Check and count all rows; try N, and estimate the rest.",
+        help="Check all rows; try N, also without a schema; estimate all.",
     ),
 )
 _OPTIONS = (

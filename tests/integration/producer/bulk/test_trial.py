@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -14,6 +16,8 @@ from omlx_producer import Producer
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.trial import try_rows
 from omlx_producer.client.workers import read_workers
+from omlx_producer.wire import GenerationRequest
+from tests.helpers import fake_engine, workers
 from tests.helpers.bulk_runs import batch_line, jobs_in_redis, write_jsonl, write_rows
 from tests.helpers.fake_worker import announce
 from tests.helpers.workers import ALIAS, running_worker, wait_for
@@ -78,6 +82,80 @@ def test_a_limit_bounds_what_is_tried(trial: Run, tmp_path: Path) -> None:
     done = trial("run", "rows.jsonl", "--dry-run", "5", "--limit", "3", "--progress", "none")
     found = json.loads(done.stdout)
     assert (found["rows"], found["trial"]["rows"]) == (3, 3)
+
+
+BOUND, FREE = json.dumps({"items": [1, 2]}), 'Three:\n[1, 2, {"a": [3]}] and no more, [see] [4]'
+
+
+class Answering(fake_engine.FakeEngine):
+    """Answers two items with a schema, and three or none in free text."""
+
+    def prepare(self, request: GenerationRequest, job_id: str) -> list[fake_engine.Row]:
+        rows = super().prepare(request, job_id)
+        assert request.temperature == 0.5, "all else of the request stays"
+        texts = {"a": BOUND, "b": FREE, "c": "none [", "d": f"```json\n{BOUND}\n```"}
+        text = BOUND if request.constraint else texts[chr(rows[0].prompt[-1])]
+        return [replace(row, prompt=list(map(ord, text))) for row in rows]
+
+
+@pytest.fixture
+def schema_trial(
+    run: Run, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(workers, "FakeEngine", Answering)
+    monkeypatch.setattr(
+        fake_engine, "expected", lambda row: (row.prompt, "".join(map(chr, row.prompt)))
+    )
+    with running_worker(redis_url), redis.Redis.from_url(redis_url) as connection:
+        wait_for(lambda: read_workers(connection, ALIAS))
+        yield run
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "items", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [(["--schema", '{"type": "object"}'], {}), ([], {"response_format": FORMAT})],
+)
+def test_rows_with_a_schema_are_compared_to_the_same_rows_without_it(
+    schema_trial: Run,
+    connection: redis.Redis,
+    tmp_path: Path,
+    options: list[str],
+    body: dict[str, Any],
+) -> None:
+    more = {"max_tokens": 80, "temperature": 0.5, **body}
+    rows = [batch_line(id_, f"prompt {id_}", **more) for id_ in "abcd"]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    done = schema_trial("run", "rows.jsonl", "--dry-run", "9", "--progress", "none", *options)
+    assert done.exit_code == 0, done.output
+    free = sum(map(len, (BOUND, FREE, "none [", f"```json\n{BOUND}\n```")))
+    assert json.loads(done.stdout)["trial"]["schema"] == {
+        "rows": 4,
+        "differ": 2,
+        "without_json": 1,
+        "with_schema": {"items": 8, "completion_tokens": 4 * len(BOUND)},
+        "without_schema": {"items": 7, "completion_tokens": free},
+    }
+    assert (
+        f"""\
+                    items    tokens
+with the schema         8  {4 * len(BOUND):>8}
+without it              7  {free:>8}
+2 of 4 rows differ; without the schema 3 of 4 hold complete JSON
+all 4 rows"""
+        in done.stderr
+    )
+    assert jobs_in_redis(connection) == 0
+
+
+def test_a_trial_without_a_schema_compares_nothing(trial: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 2, structured_outputs={"choice": ["a", "b"]})
+    done = trial("run", "rows.jsonl", "--dry-run", "2", "--progress", "none")
+    assert "schema" not in json.loads(done.stdout)["trial"]
+    assert "differ" not in done.stderr
 
 
 @pytest.mark.parametrize(
