@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -19,12 +20,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from omlx_producer.bulk.meter import Meter, Speed
-from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
+from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, Row, RowResult
+from omlx_producer.client.models import read_models
 from omlx_producer.console import TableConsole
 from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.figures import read_figures, read_started
 from omlx_producer.terminal import counted, duration, without_counts, write
-from omlx_producer.wire import row_job_id
+from omlx_producer.wire import ModelInfo, answer_text, row_job_id
+from omlx_producer.wire.responses import as_completion
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -39,6 +42,7 @@ LEAST_BAR, MOST_BAR = 8, 40
 # Room at the end of the bar's line for the ^C that a terminal echoes.
 ECHO_COLUMNS = 3
 SHOWN_BAD_ROWS = 20
+FIRST_ANSWERS = 20
 LOOP_ADVICE = "give a temperature, --repetition-penalty, or --no-end-loops to let them go on"
 CUT_ADVICE = "give them more tokens with --max-completion-tokens, or in their rows"
 
@@ -222,6 +226,7 @@ class Progress:
     ) -> None:
         self.meter = Meter()
         self._bad_rows = BadRowReporter(errors) if errors and isinstance(style, str) else None
+        self._markers = MarkerReporter(connection) if isinstance(style, str) else None
         self._watch = WorkerWatch(connection, run)
         self._display = make_display(style)
 
@@ -235,6 +240,8 @@ class Progress:
         self.meter.count(results)
         if self._bad_rows:
             self._bad_rows.report(results)
+        if self._markers:
+            self._markers.count(results)
 
     def show(self, models: Iterable[str], in_flight: int) -> None:
         """Show the current state, if it is time to; see `WorkerWatch.look`."""
@@ -243,6 +250,8 @@ class Progress:
 
     def end(self) -> None:
         """Show the summary."""
+        if self._markers:
+            self._markers.end()
         self._display.end(self.meter)
 
 
@@ -281,6 +290,54 @@ class BadRowReporter:
                 write(row.reason + "\n", err=True)
             elif self._count == SHOWN_BAD_ROWS + 1:
                 write(f"more bad lines are in {self._errors}\n", err=True)
+
+
+class MarkerReporter:
+    """Says on stderr, once, how many of the first answers hold a marker of their model.
+
+    Such a run fills a file with what its model thinks, or with headers, and nobody reads the first
+    answers before the last one has come.
+    """
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self._connection = connection
+        self._models: dict[str, ModelInfo] = {}
+        self._answers = 0
+        self._holding: Counter[tuple[str, str]] = Counter()
+
+    def count(self, results: Iterable[RowResult]) -> None:
+        """Look at results, if they are among the first."""
+        answers = ((result.row, result.body) for result in results if result.body)
+        for row, body in itertools.islice(answers, FIRST_ANSWERS - self._answers):
+            if not isinstance(row, Row):
+                continue
+            self._answers += 1
+            text = "\n".join(map(answer_text, as_completion(body).get("choices", ())))
+            alias = row.request.model
+            found = (marker for marker in self._markers(alias) if marker in text)
+            self._holding.update((alias, marker) for marker in found)
+            if self._answers == FIRST_ANSWERS:
+                self._tell("; Ctrl-C stops the run")
+
+    def end(self) -> None:
+        """Say it of a run with fewer answers."""
+        if self._answers < FIRST_ANSWERS:
+            self._tell("")
+
+    def _markers(self, alias: str) -> Sequence[str]:
+        if alias not in self._models:
+            # The collector meets an outage.
+            with contextlib.suppress(RedisError):
+                self._models = read_models(self._connection)
+        return self._models[alias].markers if alias in self._models else ()
+
+    def _tell(self, remedy: str) -> None:
+        for (alias, marker), answers in self._holding.most_common(1):
+            write(
+                f"{answers} of the first {self._answers} answers hold {marker}, which no answer of "
+                f"{alias} should; see: omlx-worker check -m {self._models[alias].model}{remedy}\n",
+                err=True,
+            )
 
 
 def figures(meter: Meter) -> list[str]:

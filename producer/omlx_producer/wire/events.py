@@ -393,6 +393,8 @@ class ModelInfo(Wire):
         chat_template: whether the checkpoint has one, so that it takes messages. Older workers
             leave it out.
         vector_size: numbers of its vectors; 0 if it generates text.
+        markers: tokens that mark parts of its chats, such as ``<|channel|>``. No answer should hold
+            their text. Older workers leave them out.
 
     >>> [info.context_length for info in producer.models().values()]
     [10000]
@@ -406,3 +408,4 @@ class ModelInfo(Wire):
     announced_at: float = 0.0
     chat_template: bool = True
     vector_size: int = 0
+    markers: tuple[str, ...] = ()

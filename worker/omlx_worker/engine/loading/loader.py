@@ -43,6 +43,7 @@ from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
+from omlx_worker.engine.rows.vocabulary import markers_of
 from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
@@ -195,6 +196,7 @@ def _info(
         system_fingerprint=fingerprint_of(path),
         chat_template=tokenizer.has_chat_template,
         vector_size=embedder.size if embedder else 0,
+        markers=markers_of(tokenizer._tokenizer),
     )
 
 
