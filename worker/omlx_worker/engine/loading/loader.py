@@ -43,6 +43,7 @@ from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
+from omlx_worker.engine.rows.tools.syntax import ends_of
 from omlx_worker.engine.rows.vocabulary import markers_of
 from omlx_worker.engine.warm_up import WarmUp
 
@@ -172,7 +173,7 @@ def describe(model: str) -> ModelInfo:
     path = checkpoint.folder
     try:
         config = load_config(path)
-        tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = _tokenizer(path, config)
         embedder = read_embedder(path, config) if embeds(path) else None
         info = _info(model, path, config, tokenizer, embedder)
     except _UNUSABLE as error:
@@ -243,7 +244,7 @@ def load(
             )
         else:
             network, config = load_model(path, get_model_classes=classes_with_head)
-        tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = _tokenizer(path, config)
     except _UNUSABLE as error:
         raise _unusable(option, path, error) from None
     if graft is not None:
@@ -256,6 +257,12 @@ def load(
     if embeds(path):
         prepare(network)
     return network, tokenizer, config
+
+
+def _tokenizer(path: Path, config: dict[str, Any]) -> TokenizerWrapper:
+    tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    tokenizer.eos_token_ids = ends_of(tokenizer)
+    return tokenizer
 
 
 def load_draft_model(

@@ -18,7 +18,7 @@ from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tokens import in_common
 from omlx_worker.engine.rows.tools.grammar import grammar_of_calls
 from omlx_worker.engine.rows.tools.reading import CallReader
-from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
+from omlx_worker.engine.rows.tools.syntax import syntax_of
 
 _OTHER = "\u2063"
 """An invisible separator, with which no message is likely to begin."""
@@ -77,20 +77,18 @@ class Chat:
         Args:
             text: the prompt.
         """
-        calling, tokenizer = request.calling, self._tokenizer
+        calling = request.calling
         if not (calling or self._form.thinks):
             return None
         tail = self._template.tail(request, text) if self._may_be_begun(text) else ""
         names = [each.name for each in calling.functions] if calling else []
-        # What nothing here can write is read by its markers.
-        read_only = Syntax("", "", start=tokenizer.tool_call_start, end=tokenizer.tool_call_end)
-        syntax = (self._syntax or read_only) if calling else None
+        syntax = self._syntax if calling else None
         markup, tokens = markup_of(self._form, syntax, names, tail)
         if calling is None:
             return ReplyForm(markup, tokens=tokens, tail=tail)
-        reader = CallReader(tokenizer, calling.functions)
+        reader = CallReader(self._tokenizer, calling.functions)
         holds = calling.required or request.constraint is not None
-        end = syntax.end if syntax else ""
+        end = self._syntax.end
         if holds and reader.is_exact and end and end not in markup.by_token:
             # An argument may spell this end. Only the reader, as the grammar's inverse, can tell.
             markup = markup.model_copy(update={"edges": {**markup.edges, "call": {}}})

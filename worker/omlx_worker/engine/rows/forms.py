@@ -314,4 +314,5 @@ def _beginnings(syntax: Syntax, functions: Iterable[str]) -> Sequence[str]:
     head, named, _ = syntax.before.partition("{name}")
     if not named:
         return []
+    head = (syntax.section or ("",))[0] + head
     return [head] if head.strip() else [head + name for name in functions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from omlx_worker.engine.rows.tools.parameters import Parameter
@@ -27,12 +27,11 @@ _WRAPPED = "<![CDATA["
 class ExactReader:
     """Reads the calls of some functions. What an argument spells is no syntax.
 
-    An object may have white space around it. Pairs are read as they are written, numbers and white
-    space included.
+    An object may have white space around it. A call may be an object as a whole, in a list or not,
+    whatever else is in it. Pairs are read as they are written, numbers and white space included.
 
     Args:
-        syntax: not bare. Its pairs, if it has any, are raw, with nothing between them, and end
-            with a tag.
+        syntax: its pairs, if it has any, are raw, with nothing between them, and end with a tag.
         functions: their parameters, by their names.
     """
 
@@ -42,10 +41,10 @@ class ExactReader:
         before = syntax.before.lstrip() if syntax.pairs else syntax.before.strip()
         names = sorted(functions, key=len, reverse=True)
         either = "|".join(map(re.escape, names))
-        opening = re.escape(before).replace(re.escape("{name}"), f"({either})")
         if syntax.pairs is None:
-            # Kimi counts the calls of a text.
-            opening = re.sub(r":0(?!\d)", r":\\d+", opening) + r"\s*+"
+            either += r"|[\w.-]+"  # a call of another function takes no call beside it along
+        opening = syntax.header or re.escape(before).replace(re.escape("{name}"), "{name}")
+        opening = opening.replace("{name}", f"({either})") + r"\s*+" * (syntax.pairs is None)
         gap = rf"\s*+(?:{re.escape(syntax.start)}\s*+)?"
         self._gap, self._opening = re.compile(gap), re.compile(gap + opening)
         openings = [before.replace("{name}", name).rstrip() for name in names]
@@ -66,6 +65,10 @@ class ExactReader:
         """
         at, text = 0, text.rstrip()
         while at < len(text) or not at:
+            begun = self._past_gap(text, at)
+            if self._pairs is None and text.startswith(("{", "["), begun):
+                at = yield from self._objects(text, begun, self._end if ended else "")
+                continue
             opening = self._opening.match(text, at)
             if opening is None or (at and self._pairs and not (self._after or ended)):
                 raise ValueError("no function begins here")
@@ -80,10 +83,32 @@ class ExactReader:
                 raise ValueError("the call may end elsewhere")
             yield {"name": name, "arguments": arguments}
 
+    @staticmethod
+    def _objects(text: str, at: int, end: str) -> Generator[dict[str, Any], None, int]:
+        """The calls that are objects from a place on, one or a list. Returns the place after."""
+        listed = text.startswith("[", at)
+        at += listed
+        while True:
+            call, at = _JSON.raw_decode(text, _past_space(text, at))
+            at = _past_space(text, at)
+            last = not listed or text.startswith("]", at)
+            if last:
+                at = _past(text, _past_space(text, at + listed), end)
+            yield {
+                "name": call.get("name", call.get("tool_name")),
+                "arguments": call.get("arguments", call.get("parameters", {})),
+            }
+            if last:
+                return at
+            at = _past(text, at, ",")
+
+    def _past_gap(self, text: str, at: int) -> int:
+        found = self._gap.match(text, at)
+        return found.end() if found else at
+
     def _goes_on(self, text: str, at: int) -> bool:
         """Whether a text ends at a place after a call, or what is there may begin another."""
-        found = self._gap.match(text, at)
-        at = found.end() if found else at
+        at = self._past_gap(text, at)
         rest = text[at : at + max(map(len, self._following))]
         return any(rest.startswith(each) or each.startswith(rest) for each in self._following)
 
@@ -119,34 +144,48 @@ class ExactReader:
     ) -> tuple[dict[str, Any], int]:
         """The arguments from a place on, and the place after them."""
         head, tail = pairs.before.split("{key}")
+        tail, told, close = tail.partition("{string}")
         arguments = {}
         while text.startswith(head, at):
             begun = at + len(head)
             end = text.index(tail, begun)
-            parameter = parameters.get(text[begun:end])
-            if parameter is None or parameter.type is None:
-                raise ValueError("a value may have several types")
-            if parameter.key in arguments:
+            key, at = text[begun:end], end + len(tail)
+            if key in arguments:
                 raise ValueError("a value is given twice")
-            read = _text if parameter.type == "string" else _json
-            arguments[parameter.key], at = read(text, end + len(tail), parameter, pairs.after)
+            parameter = parameters.get(key)
+            if told:
+                is_text = text.startswith("true", at)
+                at = _past(text, at, ("true" if is_text else "false") + close)
+            elif parameter is None or parameter.type is None:
+                raise ValueError("a value may have several types")
+            else:
+                is_text = parameter.type == "string"
+            arguments[key], at = (_text if is_text else _json)(text, at, pairs.after)
+            if parameter is not None and not told:
+                arguments[key] = _typed(arguments[key], parameter)
         return arguments, at
 
 
-def _text(text: str, at: int, parameter: Parameter, after: str) -> tuple[str | None, int]:
+def _text(text: str, at: int, after: str) -> tuple[str, int]:
     end = text.index(after, at)
     value = text[at:end]
     if after.strip() in value or value.startswith(_WRAPPED):
         raise ValueError("the text may end elsewhere")
-    null = parameter.nullable and value == "null"
-    return None if null else value, end + len(after)
+    return value, end + len(after)
 
 
-def _json(text: str, at: int, parameter: Parameter, after: str) -> tuple[Any, int]:
+def _json(text: str, at: int, after: str) -> tuple[Any, int]:
     value, end = _JSON.raw_decode(text, at)
+    return value, _past(text, end, after)
+
+
+def _typed(value: Any, parameter: Parameter) -> Any:
+    """A value of a type that only the parameter tells."""
+    if parameter.type == "string":
+        return None if parameter.nullable and value == "null" else value
     if value is not None and not isinstance(value, _TYPES[str(parameter.type)]):
         raise ValueError("the value is of another type")
-    return value, _past(text, end, after)
+    return value
 
 
 def _past(text: str, at: int, expected: str) -> int:

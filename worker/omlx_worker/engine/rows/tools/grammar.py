@@ -16,7 +16,7 @@ from omlx_producer.wire import (
     GenerationRequest,
     InvalidRequest,
 )
-from omlx_worker.engine.rows.lark import Spelling, quoted, text_without
+from omlx_worker.engine.rows.lark import Spelling, literally, quoted, text_without
 from omlx_worker.engine.rows.tools.parameters import (
     NotWritable,
     Parameter,
@@ -46,6 +46,8 @@ class CallGrammar:
         spelling: Spelling,
         header: str = "",
     ) -> None:
+        if not syntax.before:
+            raise NotWritable("no grammar of their syntax is known")
         self._calling = calling
         self._header = header
         self._syntax = syntax
@@ -80,12 +82,8 @@ class CallGrammar:
             self._rules["REST"] = "/(?s:.*)/"
             return self._written(f"{self._header} REST | {self._calls}")
         start = self._syntax.start
-        self._rules["REST"] = text_without(start)
-        before = f"REST {self._spelling.literal(start)}"
-        if self._spelling.first(start) != 0:
-            self._rules[f"before[suffix={quoted(start)}]"] = "/(?s:.*)/"
-            before = "before"
-        call = self._joined(before, self._rest_of_call)
+        self._rules["REST"] = rest = text_without(start)
+        call = self._joined(self._up_to(start, rest, "before"), self._rest_of_call)
         return self._written(f"({call})* REST" if self._several else f"REST | {call}")
 
     @property
@@ -94,12 +92,36 @@ class CallGrammar:
 
     @property
     def _calls(self) -> str:
-        between = self._spelling.literal(self._syntax.between)
-        return f"call ({self._joined(between, 'call')})*" if self._several else "call"
+        return "call" if self._syntax.section else self._repeated("call", self._syntax.between)
 
     @property
     def _rest_of_call(self) -> str:
-        return self._joined("body", self._spelling.literal(self._syntax.end))
+        before, between, after = self._syntax.section or ("", "", "")
+        return self._joined(
+            self._spelling.literal(before),
+            self._repeated("body", between) if self._syntax.section else "body",
+            self._spelling.literal(after + self._syntax.end),
+        )
+
+    def _repeated(self, rule: str, between: str) -> str:
+        if not self._several:
+            return rule
+        return f"{rule} ({self._joined(self._spelling.literal(between), rule)})*"
+
+    def _up_to(self, marker: str, text: str, rule: str) -> str:
+        """A text and the marker after it.
+
+        Args:
+            text: as a regular expression.
+            rule: a name for it.
+        """
+        first = self._spelling.first(marker)
+        if first is None:
+            self._rules[f"{rule}[suffix={quoted(marker)}]"] = text
+            return rule
+        ending = f" & /(?s:.*){literally(marker[:first])}/" if first else ""
+        self._rules[rule.upper()] = text + ending
+        return f"{rule.upper()} {self._spelling.literal(marker[first:])}"
 
     def _written(self, start: str) -> str:
         rules = {"start": start, **self._rules}
@@ -148,29 +170,33 @@ class CallGrammar:
             pairs.identifiers and not parameter.key.isidentifier()
         ):
             raise NotWritable(f"the name {parameter.key!r:.60} has other characters than letters")
-        value = self._value(rule, parameter, pairs)
-        before = self._spelling.literal(pairs.before.replace("{key}", parameter.key))
-        self._rules[rule] = f"{before} {value}"
+        after = self._spelling.literal(pairs.after)
+        ways = []
+        if pairs.raw and parameter.type == "string":
+            ways.append((True, self._text(parameter, pairs)))
+            if pairs.told and parameter.nullable:
+                ways.append((False, self._joined('"null"', after)))
+        elif pairs.raw and not pairs.told and parameter.type is None:
+            raise NotWritable(f"the parameter {parameter.key!r} may have several types")
+        else:
+            self._rules[f"{rule}_value"] = _json(parameter.schema)
+            ways.append((False, self._joined(f"{rule}_value", after)))
+        before = pairs.before.replace("{key}", parameter.key)
+        self._rules[rule] = " | ".join(
+            f"{self._spelling.literal(before.replace('{string}', json.dumps(string)))} {value}"
+            for string, value in ways
+        )
         return rule
 
-    def _value(self, rule: str, parameter: Parameter, pairs: Pairs) -> str:
-        """A value and what follows it."""
-        after = self._spelling.literal(pairs.after)
-        if not pairs.raw or parameter.type not in (None, "string"):
-            self._rules[f"{rule}_value"] = _json(parameter.schema)
-            return self._joined(f"{rule}_value", after)
-        if parameter.type is None:
-            raise NotWritable(f"the parameter {parameter.key!r} may have several types")
+    def _text(self, parameter: Parameter, pairs: Pairs) -> str:
+        """A text as it is, and what follows it."""
         texts = parameter.texts
-        if texts is not None:
-            texts += ["null"] if parameter.nullable else []
-            return self._joined(f"({' | '.join(map(quoted, texts))})", after)
-        text = text_without(pairs.after.strip(), self._syntax.end)
-        if (first := self._spelling.first(pairs.after)) is not None:
-            self._rules["TEXT"] = text
-            return f"TEXT {self._spelling.literal(pairs.after[first:])}"
-        self._rules[f"{rule}_value[suffix={quoted(pairs.after)}]"] = text
-        return f"{rule}_value"
+        if texts is None:
+            text = text_without(pairs.after.strip(), self._syntax.end)
+            return self._up_to(pairs.after, text, "text")
+        texts += ["null"] if parameter.nullable and not pairs.told else []
+        after = self._spelling.literal(pairs.after)
+        return self._joined(f"({' | '.join(map(quoted, texts))})", after)
 
     @staticmethod
     def _joined(*parts: str) -> str:
@@ -180,7 +206,7 @@ class CallGrammar:
 def grammar_of_calls(
     model: str,
     calling: Calling,
-    syntax: Syntax | None,
+    syntax: Syntax,
     spelling: Spelling,
     header: str,
     answer: Constraint | None,
@@ -189,15 +215,13 @@ def grammar_of_calls(
 
     Args:
         model: its name, for errors.
-        syntax: how it writes calls; None if that is not known.
+        syntax: how it writes calls.
         answer: what an answer without calls must match.
 
     Raises:
         InvalidRequest: if the calls cannot be held to their schemas.
     """
     try:
-        if syntax is None:
-            raise NotWritable("no grammar of their syntax is known")
         grammar = CallGrammar(calling, syntax, spelling, header)
         if calling.required:
             return grammar.required()

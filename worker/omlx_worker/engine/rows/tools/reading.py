@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -13,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.wire import FunctionCall, FunctionDefinition
 from omlx_worker.engine.rows.tools.exact import ExactReader
 from omlx_worker.engine.rows.tools.parameters import Parameter, parameters_of, simplified
-from omlx_worker.engine.rows.tools.syntax import family_of, syntax_of
+from omlx_worker.engine.rows.tools.syntax import syntax_of
 
 log = logging.getLogger(__name__)
 
@@ -47,18 +48,21 @@ class CallReader:
     def __init__(
         self, tokenizer: TokenizerWrapper, functions: Sequence[FunctionDefinition]
     ) -> None:
-        self._family = family_of(tokenizer) or ""
         syntax = syntax_of(tokenizer)
+        self._family = syntax.parser
         self._parameters = {
             function.name: parameters_of(function.schema_of_arguments) for function in functions
         }
-        self._exact = ExactReader(syntax, self._parameters) if syntax and syntax.is_exact else None
-        self._in_pairs = syntax is not None and syntax.pairs is not None
-        self._ends = syntax is not None and bool(syntax.after.strip())
-        self._end = tokenizer.tool_call_end or ""
+        self._exact = ExactReader(syntax, self._parameters) if syntax.is_exact else None
+        self._in_pairs = syntax.pairs is not None
+        self._ends = bool(syntax.after.strip())
+        self._end = syntax.end
         # Where a call has no end marker, the next one's start ends it.
-        self._next = "" if tokenizer.tool_call_end else tokenizer.tool_call_start
-        self._parser: Parser = tokenizer.tool_parser or _parse_bare
+        self._next = syntax.start if syntax.repeats and not syntax.end else ""
+        self._parser: Parser | None = None
+        if syntax.parser:
+            module = import_module(f"mlx_lm.tool_parsers.{syntax.parser}")
+            self._parser = module.parse_tool_call
         # The parser takes these for texts, so that `_value` finds them as they were written.
         self._texts = _NUMBERS if self._family in _ROUNDING else ()
         self._tools = [
@@ -121,16 +125,19 @@ class CallReader:
         if self._exact is not None:
             with suppress(ValueError):
                 return list(self._exact.read(text))
+        if self._parser is None:
+            raise ValueError("it is written otherwise")
         if self._takes_long(text):
             raise ValueError("it takes too long to read")
         if self._exact and self._in_pairs:
-            return [self._paired(*each) for each in self._exact.functions(text)]
+            functions = self._exact.functions(text)
+            return [self._paired(self._parser, *each) for each in functions]
         found = self._parser(text, self._tools)
         return found if isinstance(found, list) else [found]
 
-    def _paired(self, function: str, pairs: int) -> dict[str, Any]:
+    def _paired(self, parser: Parser, function: str, pairs: int) -> dict[str, Any]:
         """The call of a function that is written otherwise. Each of its pairs is an argument."""
-        call: dict[str, Any] = self._parser(function, self._tools)
+        call: dict[str, Any] = parser(function, self._tools)
         if pairs and len(call["arguments"]) != pairs:
             raise ValueError("a value may end elsewhere")
         return call
@@ -170,9 +177,3 @@ def _skipping() -> Iterator[None]:
     except _UNREADABLE as error:
         # Not the error itself: it may quote the text.
         log.info("a call could not be read (%s)", type(error).__name__)
-
-
-def _parse_bare(text: str, _: list[dict[str, Any]]) -> dict[str, Any]:
-    """A call that is a JSON object with a name and, as Llama 3 calls them, parameters."""
-    call = json.loads(text)
-    return {"name": call["name"], "arguments": call.get("arguments", call.get("parameters", {}))}

@@ -167,9 +167,9 @@ def test_a_value_that_is_nested_too_deeply_ends_no_job(family: str, call: str, n
 def test_a_parser_gets_no_text_that_it_takes_long_to_read(
     family: str, text: str, times: int
 ) -> None:
-    parser = Mock(side_effect=ValueError, __module__=family)
-    with patch.object(tokenizer_of(family), "_tool_parser", parser):
-        reader = CallReader(tokenizer_of(family), [WEATHER])
+    parser, tokenizer = Mock(side_effect=ValueError), tokenizer_of(family)
+    with patch(f"mlx_lm.tool_parsers.{family}.parse_tool_call", parser):
+        reader = CallReader(tokenizer, [WEATHER])
     assert reader.read(text * 100) == []
     assert parser.call_count == 1
     assert reader.read(text * times) == []
