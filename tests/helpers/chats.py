@@ -7,9 +7,11 @@ import json
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from llguidance import LLTokenizer
+from mlx_lm import tool_parsers
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 from tokenizers import AddedToken, Tokenizer
 
@@ -17,7 +19,7 @@ from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.text import RowText, decode_faithfully
-from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
+from omlx_worker.engine.rows.tools.syntax import Syntax, ends_of, syntax_of
 from omlx_worker.engine.rows.vocabulary import tokens_of
 from tests.helpers.checkpoints import write_tokenizer
 
@@ -26,6 +28,7 @@ ADDED = {
     "qwen3_coder": ["<tool_call>", "</tool_call>"],
     "glm47": [
         *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        "<|observation|>",
     ],
     "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>"],
     "minicpm5": [],
@@ -36,12 +39,30 @@ ADDED = {
         *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ],
     "gemma4": ["<|tool_call>", "<tool_call|>"],
+    "harmony": [
+        *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|return|>"),
+        "<|end|>",
+    ],
+    "dsml": ["｜DSML｜"],
+    "deepseek_r1": [
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ],
+    "seed": ["<seed:tool_call>", "</seed:tool_call>"],
+    "command": ["<|START_ACTION|>", "<|END_ACTION|>"],
+    "nemotron": [],
+    "mistral_list": ["[TOOL_CALLS]"],
     "": [],
 }
-"""The markers of each of mlx-lm's parsers; "" is a model that it has none for."""
+"""The markers of each of mlx-lm's parsers, and of families that it has none for."""
 
-PAIRED = ["qwen3_coder", "glm47", "minimax_m2", "minicpm5"]
-"""Those whose calls hold pairs of texts."""
+ADDED["deepseek_v31"] = ADDED["deepseek_r1"]
+_IN_TEMPLATES = {"deepseek_r1": "```json", "nemotron": "<TOOLCALL>"}
+_PARSERS = {each.name: each.name for each in iter_modules(tool_parsers.__path__)}
+_PARSERS["mistral_list"] = "mistral"
+
+PAIRED = ["qwen3_coder", "glm47", "minimax_m2", "minicpm5", "seed"]
+"""Those whose calls hold pairs of texts, and which a parser of mlx-lm reads."""
 
 THINKING = ["<think>", "</think>"]
 
@@ -66,7 +87,7 @@ OPENING = (
 def tokenizer_of(
     family: str, *, thinking: bool = False, marks: bool = True, template: str | None = None
 ) -> TokenizerWrapper:
-    """A tokenizer whose calls a parser of mlx-lm reads.
+    """A tokenizer of a family.
 
     Args:
         thinking: whether it has markers of thinking.
@@ -89,11 +110,14 @@ def tokenizer_with(added: Collection[str], template: str, family: str = "") -> T
         tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
         tokenizer.save(str(path / "tokenizer.json"))
         file = path / "tokenizer_config.json"
+        template += f"{{# {_IN_TEMPLATES.get(family, '')} #}}"
         config: dict[str, Any] = json.loads(file.read_text()) | {"chat_template": template}
-        if family:
-            config["tool_parser_type"] = family
+        if family in _PARSERS:
+            config["tool_parser_type"] = _PARSERS[family]
         file.write_text(json.dumps(config))
-        return load(path)
+        loaded = load(path)
+        loaded.eos_token_ids = ends_of(loaded)
+        return loaded
 
 
 def vocabulary(tokenizer: TokenizerWrapper) -> LLTokenizer:
@@ -102,13 +126,23 @@ def vocabulary(tokenizer: TokenizerWrapper) -> LLTokenizer:
 
 
 def syntax(family: str) -> Syntax:
-    found = syntax_of(tokenizer_of(family))
-    assert found is not None
-    return found
+    return syntax_of(tokenizer_of(family))
 
 
-def pieces_of(syntax: Syntax, name: str, arguments: dict[str, Any]) -> list[tuple[str, bool]]:
-    """A call as a model of the family writes it: texts, and whether each is of the syntax."""
+Call = tuple[str, dict[str, Any]]
+
+
+def pieces_of(syntax: Syntax, *calls: Call) -> list[tuple[str, bool]]:
+    """Calls as a model of the family writes them: texts, and whether each is of the syntax."""
+    before, between, after = syntax.section or ("", syntax.end + syntax.between + syntax.start, "")
+    pieces = [(syntax.start + before, True)]
+    for index, (name, arguments) in enumerate(calls):
+        pieces += [(between, True)] if index else []
+        pieces += _call(syntax, name, arguments)
+    return [*pieces, (after + syntax.end, True)]
+
+
+def _call(syntax: Syntax, name: str, arguments: dict[str, Any]) -> list[tuple[str, bool]]:
     pairs = syntax.pairs
 
     def value(given: Any) -> str:
@@ -121,16 +155,20 @@ def pieces_of(syntax: Syntax, name: str, arguments: dict[str, Any]) -> list[tupl
         inner.append((value(arguments), False))
     else:
         for key, given in arguments.items():
-            before = pairs.before.replace("{key}", key)
+            string = json.dumps(isinstance(given, str))
+            before = pairs.before.replace("{key}", key).replace("{string}", string)
             inner += [(pairs.between, True)] if inner else []
             inner += [(before, True), (value(given), False), (pairs.after, True)]
-    before = syntax.before.replace("{name}", name)
-    return [(syntax.start + before, True), *inner, (syntax.after + syntax.end, True)]
+    return [(syntax.before.replace("{name}", name), True), *inner, (syntax.after, True)]
 
 
 def written(syntax: Syntax, name: str, arguments: dict[str, Any]) -> str:
     """A call as a model of the family writes it."""
-    return "".join(text for text, _ in pieces_of(syntax, name, arguments))
+    return written_all(syntax, (name, arguments))
+
+
+def written_all(syntax: Syntax, *calls: Call) -> str:
+    return "".join(text for text, _ in pieces_of(syntax, *calls))
 
 
 def spelled(tokenizer: TokenizerWrapper, text: str) -> list[int]:

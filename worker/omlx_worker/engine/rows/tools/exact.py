@@ -37,6 +37,7 @@ class ExactReader:
 
     def __init__(self, syntax: Syntax, functions: Mapping[str, Sequence[Parameter]]) -> None:
         self._pairs = syntax.pairs
+        self._objects = syntax.before.lstrip().startswith("{")
         self._end, self._after = syntax.end, syntax.after.strip()
         before = syntax.before.lstrip() if syntax.pairs else syntax.before.strip()
         names = sorted(functions, key=len, reverse=True)
@@ -66,8 +67,9 @@ class ExactReader:
         at, text = 0, text.rstrip()
         while at < len(text) or not at:
             begun = self._past_gap(text, at)
-            if self._pairs is None and text.startswith(("{", "["), begun):
-                at = yield from self._objects(text, begun, self._end if ended else "")
+            may_be_object = self._objects or (self._pairs is None and not at)
+            if may_be_object and text.startswith(("{", "["), begun):
+                at = yield from self._named(text, begun, self._end if ended else "")
                 continue
             opening = self._opening.match(text, at)
             if opening is None or (at and self._pairs and not (self._after or ended)):
@@ -84,7 +86,7 @@ class ExactReader:
             yield {"name": name, "arguments": arguments}
 
     @staticmethod
-    def _objects(text: str, at: int, end: str) -> Generator[dict[str, Any], None, int]:
+    def _named(text: str, at: int, end: str) -> Generator[dict[str, Any], None, int]:
         """The calls that are objects from a place on, one or a list. Returns the place after."""
         listed = text.startswith("[", at)
         at += listed

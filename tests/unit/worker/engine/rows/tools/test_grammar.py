@@ -14,7 +14,15 @@ from omlx_worker.engine.rows.lark import Spelling
 from omlx_worker.engine.rows.tools.grammar import CallGrammar
 from omlx_worker.engine.rows.tools.parameters import NotWritable
 from omlx_worker.engine.rows.tools.reading import CallReader
-from tests.helpers.chats import ADDED, PAIRED, syntax, tokenizer_of, vocabulary, written
+from tests.helpers.chats import (
+    ADDED,
+    PAIRED,
+    syntax,
+    tokenizer_of,
+    vocabulary,
+    written,
+    written_all,
+)
 
 WRITTEN = [family for family in ADDED if family != "gemma4"]
 
@@ -101,7 +109,7 @@ def test_other_calls_are_not_admitted(family: str, name: str, arguments: dict[st
 @pytest.mark.parametrize("family", WRITTEN)
 def test_a_required_call_is_no_text_and_is_repeated_only_in_parallel(family: str) -> None:
     call = written(syntax(family), "get_time", {})
-    twice = f"{call}{syntax(family).between}{call}"
+    twice = written_all(syntax(family), ("get_time", {}), ("get_time", {}))
     assert not admits(family, grammar(family).required(), "It is late.")
     assert not admits(family, grammar(family).required(), "")
     assert admits(family, grammar(family).required(), twice) == syntax(family).repeats
@@ -134,7 +142,7 @@ def test_a_marker_that_is_spelled_out_is_no_way_around_the_grammar(family: str) 
     matcher = LLMatcher(
         vocabulary(tokenizer_of(family)), LLMatcher.grammar_from_lark(grammar(family).free())
     )
-    assert matcher.try_consume_tokens(spelled) < len(syntax(family).start)
+    assert matcher.try_consume_tokens(spelled) < len(syntax(family).start.encode())
 
 
 @pytest.mark.parametrize("family", WRITTEN)
@@ -260,3 +268,24 @@ def test_any_optional_arguments_may_be_left_out(family: str, chosen: list[str]) 
     function = FunctionDefinition(name="f", parameters={"properties": properties})
     text = written(syntax(family), "f", dict.fromkeys(chosen, 1))
     assert admits(family, grammar(family, [function]).required(), text)
+
+
+def test_a_pair_that_tells_its_type_holds_any_value_with_the_right_word() -> None:
+    properties = {"a": {"type": ["integer", "string"]}, "b": {"type": ["string", "null"]}}
+    function = FunctionDefinition(name="f", parameters={"properties": properties})
+    made = grammar("dsml", [function]).required()
+    for arguments in ({"a": 1}, {"b": "null"}, {"b": None}, {"a": 2, "b": "x"}):
+        assert admits("dsml", made, written(syntax("dsml"), "f", arguments))
+    text = written(syntax("dsml"), "f", {"a": 1})
+    assert not admits("dsml", made, text.replace('string="false"', 'string="true"'))
+    assert admits("dsml", made, text.replace(">1<", '>"1"<'))
+
+
+@pytest.mark.parametrize("family", ["dsml", "deepseek_v31", "deepseek_r1", "command", "nemotron"])
+def test_several_calls_share_one_section(family: str) -> None:
+    form, calls = syntax(family), [("get_time", {}), ("get_weather", PARIS)]
+    text = written_all(form, *calls)
+    assert (text.count(form.start), text.count(form.end)) == (1, 1)
+    assert admits(family, grammar(family).required(), text)
+    assert admits(family, grammar(family).free(), f"I ask.{text}")
+    assert not admits(family, grammar(family, parallel=False).free(), text)

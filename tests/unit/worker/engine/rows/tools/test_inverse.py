@@ -82,15 +82,13 @@ def tokens_and_grammar(
     family: str, marks: bool, calls: list[tuple[str, dict[str, Any]]]
 ) -> tuple[list[int], bool]:
     """The tokens of calls, and whether the grammar takes them."""
-    tokenizer, written = tokenizer_of(family, thinking=True, marks=marks), syntax(family)
+    tokenizer = tokenizer_of(family, thinking=True, marks=marks)
     tokens: list[int] = []
-    for name, arguments in calls:
-        tokens += tokenizer.encode(written.between, add_special_tokens=False) if tokens else []
-        for text, is_syntax in pieces_of(written, name, arguments):
-            if is_syntax:
-                tokens += tokenizer.encode(text, add_special_tokens=False)
-            else:
-                tokens += spelled(tokenizer, text)
+    for text, is_syntax in pieces_of(syntax(family), *calls):
+        if is_syntax:
+            tokens += tokenizer.encode(text, add_special_tokens=False)
+        else:
+            tokens += spelled(tokenizer, text)
     constraint = chat(family, marks).constraint(request(), None)
     assert constraint is not None
     matcher = LLMatcher(tokens_of(family, marks), LLMatcher.grammar_from_lark(constraint.value))
@@ -161,7 +159,7 @@ def test_a_free_call_is_read_as_it_was_written_or_stays_text(
     assume(not ends_a_call(family, text))
     tokenizer, model = tokenizer_of(family, thinking=True, marks=marks), chat(family, marks)
     tokens: list[int] = []
-    for piece, is_syntax in pieces_of(syntax(family), "say", {"text": text}):
+    for piece, is_syntax in pieces_of(syntax(family), ("say", {"text": text})):
         tokens += (
             tokenizer.encode(piece, add_special_tokens=False)
             if is_syntax

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from omlx_producer.wire import FunctionDefinition
 from omlx_worker.engine.rows.tools.reading import CallReader
-from tests.helpers.chats import ADDED, syntax, tokenizer_of, written
+from omlx_worker.engine.rows.tools.syntax import ends_of
+from tests.helpers.chats import ADDED, syntax, tokenizer_of, written, written_all
 
 WEATHER = FunctionDefinition(
     name="get_weather",
@@ -87,23 +89,28 @@ def test_one_call_that_cannot_be_read_takes_no_other_with_it(
     assert read(family, text.removeprefix("[TOOL_CALLS]")) == expected
 
 
-@pytest.mark.parametrize("family", ["kimi_k2", "minimax_m2", "qwen3_coder", "json_tools"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("kimi_k2", "minimax_m2", "qwen3_coder", "json_tools", "dsml", "deepseek_r1"),
+        *("deepseek_v31", "seed", "command", "nemotron", "mistral_list"),
+    ],
+)
 def test_of_a_text_that_was_cut_the_calls_with_their_own_ends_are_read(family: str) -> None:
-    reader, form = CallReader(tokenizer_of(family), [WEATHER]), syntax(family)
-    first, second = (
-        written(replace(form, start="", end=""), "get_weather", {"days": days, "place": "é"})
-        for days in (1, 2)
-    )
+    reader, marked = CallReader(tokenizer_of(family), [WEATHER]), syntax(family)
+    form = replace(marked, start="", end="", between="")
+    calls = [("get_weather", {"days": days, "place": "é"}) for days in (1, 2)]
+    both, (*_, after) = written_all(form, *calls), form.section or ("", "", "")
+    first = written(form, *calls[0]).removesuffix(after).rstrip("\n")
 
-    for length in range(len((first + second).rstrip("\n"))):
-        cut = (first + second)[:length].lstrip("\n")
-        whole = len(first.rstrip("\n")) <= length
-        assert len(reader.read_cut(cut)) == whole
-    assert [call.parsed["days"] for call in reader.read_cut((first + second).strip())] == [1, 2]
+    for length in range(len(both.removesuffix(after).rstrip("\n"))):
+        cut = both[:length].lstrip("\n")
+        assert len(reader.read_cut(cut)) == (len(first) <= length)
+    assert [call.parsed for call in reader.read_cut(both.strip())] == [each for _, each in calls]
     assert reader.read_cut("") == []
 
 
-@pytest.mark.parametrize("family", ["glm47", "minicpm5", "mistral", "pythonic"])
+@pytest.mark.parametrize("family", ["glm47", "minicpm5", "mistral", "pythonic", "harmony"])
 def test_of_a_text_that_was_cut_no_call_is_read_without_an_end_of_its_own(family: str) -> None:
     text = written(replace(syntax(family), start="", end=""), "get_weather", {"days": 12})
     assert CallReader(tokenizer_of(family), [WEATHER]).read_cut(text) == []
@@ -186,6 +193,110 @@ def test_a_long_text_is_an_argument_like_any_other(family: str) -> None:
         "</function>",
     }
     assert read(family, call[family]) == [("get_weather", {"place": long})]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.get_weather<|constrain|>json<|message|>",
+        "<|channel|>commentary to=get_weather json<|message|>",
+        "<|channel|>analysis to=functions.get_weather code<|message|>",
+        "<|channel|>final to=functions.get_weather<|message|>",
+        " to=functions.get_weather<|channel|>commentary json<|message|>",
+        " to=get_weather<|channel|>analysis<|message|>",
+        "<|start|>assistant to=functions.get_weather<|channel|>commentary<|message|>\n",
+    ],
+)
+def test_the_recipient_tells_a_call_wherever_the_header_has_it(header: str) -> None:
+    arguments = {"place": "<|message|> to=functions.other é", "days": 2}
+    assert read("harmony", header + json.dumps(arguments)) == [("get_weather", arguments)]
+    assert read("harmony", header + '{"days": 2}') == [("get_weather", {"days": 2})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<|channel|>commentary<|message|>{"days": 2}',
+        '<|channel|>commentary to=functions.get_rain <|constrain|>json<|message|>{"days": 2}',
+        '<|channel|>commentary to=functions.get_weather_now json<|message|>{"days": 2}',
+        '<|channel|>commentary to=my.get_weather json<|message|>{"days": 2}',
+        '<|channel|>commentary goto=get_weather json<|message|>{"days": 2}',
+        "<|channel|>analysis to=python code<|message|>print(2)",
+        '<|channel|>final<|message|>to=functions.get_weather <|message|>{"days": 2}',
+        "<|channel|>commentary to=functions.get_weather json<|message|>",
+        '<|channel|>commentary to=functions.get_weather json<|message|>{"days": 2} {"days": 3}',
+        f"<|channel|>{'to=get_weather ' * 20_000}",
+    ],
+)
+def test_a_message_without_a_function_of_the_request_is_no_call(text: str) -> None:
+    assert read("harmony", text) == []
+
+
+def test_a_message_of_harmony_that_was_cut_is_no_other_call() -> None:
+    whole = '<|channel|>commentary to=functions.get_weather json<|message|>{"days": 12}'
+    assert [read("harmony", whole[:length]) for length in range(len(whole))] == [[]] * len(whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'get_weather[CALL_ID]get_rain1[ARGS]{"days": 2}',
+        'get_weather[CALL_ID]get_weather2[ARGS]{"days": 2}',
+        'get_weather[ARGS]{"days": 2}',
+        'get_weather{"days": 2}',
+        ' [{"name": "get_weather", "arguments": {"days": 2}, "id": "get_rain1"}]',
+        '[\n  {"id": "abcdef123", "arguments": {"days": 2}, "name": "get_weather"}\n]',
+    ],
+)
+def test_the_name_of_a_call_of_mistral_is_never_its_id(text: str) -> None:
+    rain = FunctionDefinition(name="get_rain1", parameters=None)
+    calls = CallReader(tokenizer_of("mistral"), [rain, WEATHER]).read(text)
+    assert [(call.name, call.parsed) for call in calls] == [("get_weather", {"days": 2})]
+
+
+def test_a_call_with_an_id_may_be_followed_by_another() -> None:
+    text = "[TOOL_CALLS]".join(f'get_weather[CALL_ID]a{n}[ARGS]{{"days": {n}}}' for n in (1, 2))
+    assert [arguments["days"] for _, arguments in read("mistral", text)] == [1, 2]
+
+
+@pytest.mark.parametrize("family", ["command", "nemotron"])
+def test_a_list_may_have_any_keys_and_spaces(family: str) -> None:
+    text = (
+        '\n[\n    {"tool_call_id": "17", "tool_name": "get_weather", "parameters": {"days": 1}},'
+        '\n {"name": "get_rain", "arguments": {}} , {"arguments": {"days": 2}, "name":'
+        ' "get_weather"}\n]\n'
+    )
+    assert [arguments["days"] for _, arguments in read(family, text)] == [1, 2]
+
+
+def test_a_call_of_another_function_takes_no_call_beside_it_along() -> None:
+    def one(name: str) -> str:
+        return f'<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{{"days": 2}}<｜tool▁call▁end｜>'
+
+    assert len(read("deepseek_v31", one("get_weather") + one("get_rain") + one("get_weather"))) == 2
+
+
+def test_a_pair_that_tells_its_type_needs_no_schema() -> None:
+    def pair(key: str, string: str, value: str) -> str:
+        return f'<｜DSML｜parameter name="{key}" string="{string}">{value}</｜DSML｜parameter>\n'
+
+    pairs = (
+        pair("place", "true", "5") + pair("days", "false", "null") + pair("more", "false", "[1]")
+    )
+    text = f'<｜DSML｜invoke name="get_weather">\n{pairs}</｜DSML｜invoke>\n'
+    assert read("dsml", text) == [("get_weather", {"place": "5", "days": None, "more": [1]})]
+    assert read("dsml", text.replace("[1]", "one")) == []
+
+
+def test_an_answer_ends_where_the_model_waits_for_a_result() -> None:
+    tokenizer = copy.copy(tokenizer_of("harmony"))
+    ids = tokenizer.get_vocab()
+    tokenizer.eos_token_ids = {ids["<|end|>"], 5}
+    assert ends_of(tokenizer) == {5, ids["<|call|>"], ids["<|return|>"]}
+    glm = tokenizer_of("glm47")
+    assert ends_of(glm) == {256, glm.get_vocab()["<|observation|>"]}
+    assert ends_of(tokenizer_of("seed")) == {256}
 
 
 @pytest.mark.parametrize("family", ADDED)

@@ -92,7 +92,8 @@ class Walker:
         mask = bitmasks.allocate_token_bitmask(1, self._tokens.vocab_size)
         bitmasks.fill_next_token_bitmask(self._matcher, mask, 0)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-        return [int(token) for token in np.flatnonzero(bits) if token != 256]
+        ends = self._tokenizer.eos_token_ids
+        return [int(token) for token in np.flatnonzero(bits) if token not in ends]
 
     def _id(self, character: str) -> int:
         [token] = self._tokenizer.encode(character, add_special_tokens=False)
