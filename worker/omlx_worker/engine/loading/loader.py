@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import _get_classes, load_config, load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_config, load_model
 
 from omlx_producer.errors import one_line
 from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
@@ -33,6 +33,7 @@ from omlx_worker.engine.loading.embedding import Embedder, embeds, nested, prepa
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
+from omlx_worker.engine.loading.tokenizer import markers_of, read_tokenizer
 from omlx_worker.engine.models.mtp import MTPHead, with_head
 from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -43,8 +44,6 @@ from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.row import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
-from omlx_worker.engine.rows.tools.syntax import ends_of
-from omlx_worker.engine.rows.vocabulary import markers_of
 from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
@@ -173,7 +172,7 @@ def describe(model: str) -> ModelInfo:
     path = checkpoint.folder
     try:
         config = load_config(path)
-        tokenizer = _tokenizer(path, config)
+        tokenizer = read_tokenizer(path, config)
         embedder = read_embedder(path, config) if embeds(path) else None
         info = _info(model, path, config, tokenizer, embedder)
     except _UNUSABLE as error:
@@ -197,7 +196,7 @@ def _info(
         system_fingerprint=fingerprint_of(path),
         chat_template=tokenizer.has_chat_template,
         vector_size=embedder.size if embedder else 0,
-        markers=markers_of(tokenizer._tokenizer),
+        markers=markers_of(tokenizer),
     )
 
 
@@ -244,7 +243,7 @@ def load(
             )
         else:
             network, config = load_model(path, get_model_classes=classes_with_head)
-        tokenizer = _tokenizer(path, config)
+        tokenizer = read_tokenizer(path, config)
     except _UNUSABLE as error:
         raise _unusable(option, path, error) from None
     if graft is not None:
@@ -257,12 +256,6 @@ def load(
     if embeds(path):
         prepare(network)
     return network, tokenizer, config
-
-
-def _tokenizer(path: Path, config: dict[str, Any]) -> TokenizerWrapper:
-    tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
-    tokenizer.eos_token_ids = ends_of(tokenizer)
-    return tokenizer
 
 
 def load_draft_model(

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 _MARKUP = re.compile(r"<.*>|\[\w+\]", re.DOTALL)
 
-_OF_CHATS = re.compile(r"<[|\uff5c].+>|<.+[|\uff5c]>|</.+>|\[/.+\]", re.DOTALL)
-
 _HIDDEN = "\U0010ffff\U0010fffe"
 """Noncharacters, which no text begins a token's name with."""
 
@@ -60,16 +58,6 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         for number, token in added
         if token.special or _MARKUP.fullmatch(token.content)
     }
-
-
-def markers_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The added tokens that mark parts of a chat, such as ``<|channel|>`` and ``[/THINK]``.
-
-    The chat template names them, unlike reserved ones, and the HTML that some vocabularies have.
-    """
-    template = str(tokenizer.chat_template or "")
-    names = named_tokens(tokenizer)
-    return tuple(name for name in names if name in template and _OF_CHATS.fullmatch(name))
 
 
 def _hide(backend: dict[str, Any], names: Set[str]) -> None:

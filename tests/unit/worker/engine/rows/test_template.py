@@ -112,7 +112,7 @@ def test_the_tail_is_what_the_template_has_written_of_the_answer(opens: str) -> 
     asked = request(SYSTEM, USER | {"content": "What is <think>?"})
     template = template_of(PLAIN + answer)
     assert template.tail(asked, template.text(asked)) == f"[assistant]{opens}"
-    unasked = template_of(f"{PLAIN}[/user]{opens}")
+    unasked = template_of(f"{PLAIN}[/user]{opens}".rstrip())
     assert unasked.tail(asked, unasked.text(asked)) == f"[/user]{opens}".rstrip()
 
 
