@@ -23,6 +23,7 @@ from omlx_producer.wire import (
     FailedEvent,
     FinishReason,
     JobEvent,
+    Markup,
     ModelInfo,
     TokensEvent,
     Usage,
@@ -121,6 +122,7 @@ class FakeWorker:
         tokens: int = 1,
         choice: int = 0,
         drafted: list[tuple[int, int]] | None = None,
+        markup: Markup | None = None,
     ) -> TokensEvent:
         """Publish the tokens of one step; text without tokens counts as one."""
         ids = list(range(self.n, self.n + tokens))
@@ -136,7 +138,7 @@ class FakeWorker:
             digest=token_digest(had + ids),
             drafted=drafted,
         )
-        event = TokensEvent(job_id=self.job_id, n=self.n, choices=[delta])
+        event = TokensEvent(job_id=self.job_id, n=self.n, choices=[delta], markup=markup)
         self.append(event)
         return event
 

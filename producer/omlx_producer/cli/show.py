@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 from rq.job import Job
 
+from omlx_producer.client.chunks import ChatChunks
 from omlx_producer.client.outcome import WAITING, Outcome
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.figures import queue_key, read_figures
@@ -112,20 +113,34 @@ def wait_reason(connection: redis.Redis, job_id: str) -> str | None:
 
 
 class TextWriter:
-    """Prints the first choice as it comes, and the others whole after it."""
+    """Prints the first choice as it comes, and the others whole after it.
 
-    def __init__(self) -> None:
+    A terminal also shows the thinking of the first choice, on stderr.
+    """
+
+    def __init__(self, job_id: str = "") -> None:
+        self._chunks = ChatChunks(job_id, "")
         self._others: dict[int, list[str]] = {}
         self._at_line_start = True
+        self._thinks = False
 
     def write(self, event: JobEvent) -> None:
-        if not isinstance(event, TokensEvent):
-            return
-        for choice in event.choices:
-            if choice.index == 0:
-                self._put(choice.text)
-            else:
-                self._others.setdefault(choice.index, []).append(choice.text)
+        for chunk in self._chunks.take(event):
+            [choice] = chunk["choices"]
+            delta = choice["delta"]
+            text = answer_text({"message": {"content": None, **delta}})
+            if choice["index"] and text:
+                self._others.setdefault(choice["index"], []).append(text)
+            elif not choice["index"]:
+                self._think(delta.get("reasoning_content", ""), bool(text))
+                if "tool_calls" in delta:
+                    self._end_line()
+                self._put(text)
+
+    def _think(self, text: str, ended: bool) -> None:
+        if (text or (self._thinks and ended)) and sys.stderr.isatty():
+            write(text or "\n\n", err=True)
+        self._thinks = bool(text) or (self._thinks and not ended)
 
     def write_body(self, job_id: str, body: Completion) -> None:
         """Print a result instead of events.
@@ -176,7 +191,7 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
     Raises:
         JobFailed, JobCancelled: if it ended so.
     """
-    writer, event, has_text = TextWriter(), None, False
+    writer, event, has_text = TextWriter(job_id), None, False
     with WaitReasons(producer.connection, job_id) as reasons:
         for event in producer.stream(job_id):
             reasons.heard()

@@ -21,6 +21,7 @@ from omlx_producer.schemas import short_schema
 from omlx_producer.wire import parse_event
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
+from tests.helpers.markups import between
 from tests.helpers.redis_server import RedisServer, redis_server
 
 Run = Callable[..., Result]
@@ -519,6 +520,14 @@ def test_watch_shows_a_job_from_its_beginning(run: Run, job: JobHandle, worker: 
     worker.step("two\n")
     worker.finish()
     assert run("watch", job.id).stdout == "one two\n"
+
+
+def test_thinking_and_markers_are_not_printed(run: Run, job: JobHandle, worker: FakeWorker) -> None:
+    worker.step("Hm.</th", markup=between(("<think>", "</think>"), thinks=True))
+    worker.step("ink>\nIt ")
+    worker.step("is.<think>")
+    worker.finish()
+    assert run("watch", job.id).stdout == "It is.\n"
 
 
 def test_watch_shows_the_text_of_a_job_that_published_none(
