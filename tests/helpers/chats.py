@@ -12,14 +12,15 @@ from typing import Any
 
 from llguidance import LLTokenizer
 from mlx_lm import tool_parsers
-from mlx_lm.tokenizer_utils import TokenizerWrapper, load
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer
 
 from omlx_worker.delivery.response import message_of
+from omlx_worker.engine.loading.tokenizer import read_tokenizer
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.text import RowText, decode_faithfully
-from omlx_worker.engine.rows.tools.syntax import Syntax, ends_of, syntax_of
+from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
 from omlx_worker.engine.rows.vocabulary import tokens_of
 from tests.helpers.checkpoints import write_tokenizer
 
@@ -115,9 +116,7 @@ def tokenizer_with(added: Collection[str], template: str, family: str = "") -> T
         if family in _PARSERS:
             config["tool_parser_type"] = _PARSERS[family]
         file.write_text(json.dumps(config))
-        loaded = load(path)
-        loaded.eos_token_ids = ends_of(loaded)
-        return loaded
+        return read_tokenizer(path, {})
 
 
 def vocabulary(tokenizer: TokenizerWrapper) -> LLTokenizer:

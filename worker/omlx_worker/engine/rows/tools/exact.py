@@ -171,7 +171,7 @@ class ExactReader:
 def _text(text: str, at: int, after: str) -> tuple[str, int]:
     end = text.index(after, at)
     value = text[at:end]
-    if after.strip() in value or value.startswith(_WRAPPED):
+    if after.strip() in value:
         raise ValueError("the text may end elsewhere")
     return value, end + len(after)
 
@@ -184,6 +184,8 @@ def _json(text: str, at: int, after: str) -> tuple[Any, int]:
 def _typed(value: Any, parameter: Parameter) -> Any:
     """A value of a type that only the parameter tells."""
     if parameter.type == "string":
+        if value.startswith(_WRAPPED):
+            raise ValueError("the text may be wrapped")
         return None if parameter.nullable and value == "null" else value
     if value is not None and not isinstance(value, _TYPES[str(parameter.type)]):
         raise ValueError("the value is of another type")

@@ -56,6 +56,7 @@ MARKERS = sorted(
         ),
         *("</think>", '"', "'", "\\", "\n", "{", "}", ",", "=", "<", "a", " ", "null", "é"),
         *("</arg_value>", "\n</parameter>\n", "<parameter=text>\n", "say:0", "functions.say:0"),
+        *("<TOOLCALL>", "</TOOLCALL>", "</｜DSML｜parameter>", "\n```", " to=functions.say ", "]"),
     }
 )
 TEXTS = st.lists(st.sampled_from(MARKERS), max_size=5).map("".join)

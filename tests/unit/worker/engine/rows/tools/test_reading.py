@@ -282,21 +282,32 @@ def test_a_pair_that_tells_its_type_needs_no_schema() -> None:
         return f'<｜DSML｜parameter name="{key}" string="{string}">{value}</｜DSML｜parameter>\n'
 
     pairs = (
-        pair("place", "true", "5") + pair("days", "false", "null") + pair("more", "false", "[1]")
+        pair("place", "true", "<![CDATA[5]]>")
+        + pair("days", "false", "null")
+        + pair("more", "false", "[1]")
     )
     text = f'<｜DSML｜invoke name="get_weather">\n{pairs}</｜DSML｜invoke>\n'
-    assert read("dsml", text) == [("get_weather", {"place": "5", "days": None, "more": [1]})]
+    assert read("dsml", text) == [
+        ("get_weather", {"place": "<![CDATA[5]]>", "days": None, "more": [1]})
+    ]
     assert read("dsml", text.replace("[1]", "one")) == []
 
 
 def test_an_answer_ends_where_the_model_waits_for_a_result() -> None:
+    def ends(family: str) -> list[str]:
+        tokenizer = tokenizer_of(family)
+        return tokenizer.convert_ids_to_tokens(sorted(tokenizer.eos_token_ids))
+
+    assert ends("seed") == ["<|eos|>"]
+    assert ends("glm47") == ["<|eos|>", "<|observation|>"]
+    assert ends("harmony") == ["<|eos|>", "<|call|>", "<|return|>"]
+
+
+def test_the_end_of_a_message_of_harmony_ends_no_answer() -> None:
     tokenizer = copy.copy(tokenizer_of("harmony"))
-    ids = tokenizer.get_vocab()
-    tokenizer.eos_token_ids = {ids["<|end|>"], 5}
-    assert ends_of(tokenizer) == {5, ids["<|call|>"], ids["<|return|>"]}
-    glm = tokenizer_of("glm47")
-    assert ends_of(glm) == {256, glm.get_vocab()["<|observation|>"]}
-    assert ends_of(tokenizer_of("seed")) == {256}
+    before = set(tokenizer.eos_token_ids)
+    tokenizer.eos_token_ids = before | {tokenizer.get_vocab()["<|end|>"]}
+    assert ends_of(tokenizer) == before
 
 
 @pytest.mark.parametrize("family", ADDED)
