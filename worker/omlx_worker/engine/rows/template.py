@@ -161,14 +161,14 @@ class Template:
         """The variables of a chat template. No effort is no thinking, any other is some."""
         arguments: dict[str, Any] = {}
         if (effort := request.reasoning_effort) is not None:
-            arguments |= {
-                name: value
-                for name, value in (_OFF if effort == "none" else _ON).items()
-                if self._reads(name)
-            }
-            # Of these, the least is what comes nearest; a budget of no thinking does the rest.
-            has_none = re.search(r"""["']none["']""", self._source) or not self._has_channels
-            arguments["reasoning_effort"] = effort if effort != "none" or has_none else "low"
+            switches = (_OFF if effort == "none" else _ON).items()
+            arguments |= {name: value for name, value in switches if self._reads(name)}
+            knows_none = re.search(r"""["']none["']""", self._source)
+            if effort != "none" or knows_none:
+                arguments["reasoning_effort"] = effort
+            elif not arguments:
+                # The least is what comes nearest; a budget of no thinking does the rest.
+                arguments["reasoning_effort"] = "low"
         if request.tools and request.calling:
             arguments["tools"] = [
                 {
