@@ -14,6 +14,7 @@ from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.footprint import budget, keep_within
 from omlx_worker.engine.rows.emitting import EmittingRow, Texts
+from omlx_worker.engine.rows.forms import told_of
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Size
 from omlx_worker.engine.rows.row import Emission, Known, Row, RowStep, Said
 from omlx_worker.engine.warm_up import WarmUp
@@ -59,6 +60,7 @@ class DecodingEngine:
         self.decoder = decoder
         self.prepare = prepare
         self._texts = Texts(tokenizer)
+        self.answers = told_of(tokenizer)
         self.info = info
         self.max_rows = max_rows
         self.max_depth, self.own_depth = decoder.max_depth, decoder.own_depth

@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.wire import Markup
 from omlx_producer.wire.markup import Part, Splitter
 from omlx_worker.engine.rows.lark import Spelling, literally, quoted
-from omlx_worker.engine.rows.tools.syntax import Syntax
+from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
 
 Edges = dict[Part, dict[str, Part]]
 
@@ -148,12 +148,17 @@ class Form:
 
     @property
     def told(self) -> str:
-        """In words, for `omlx-worker check`."""
+        """In words, for users."""
         if not self.thinks:
-            return "no thinking is marked; answers are all of the text"
-        begins = self.start or "the beginning"
-        wrapped = f", within {self.opens[0]} if the model writes that" if self.opens else ""
-        return f"thinking from {begins} to {self.end}, answers after it{wrapped}"
+            return "all of the text, without thinking"
+        begins = f"from {self.start} " if self.start else ""
+        wrapped = f" or after {' or '.join(self.opens)}" if self.opens else ""
+        return f"thinking {begins}to {self.end}, answers after it{wrapped}"
+
+    @property
+    def told_of_calls(self) -> str:
+        """What tells a call, in words; "" if that is its marker."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +215,11 @@ class Channels(Form):
 
     @property
     def told(self) -> str:
-        return (
-            "thinking on <|channel|>analysis, answers on <|channel|>final and what commentary "
-            "tells the user, calls by their recipient"
-        )
+        return "thinking on <|channel|>analysis, answers on final and commentary"
+
+    @property
+    def told_of_calls(self) -> str:
+        return "calls of tools by their recipient"
 
 
 _PAIRS = (
@@ -272,6 +278,14 @@ def form_of(tokenizer: TokenizerWrapper) -> Form:
     )
     markers = (form.start, form.end, *form.opens, *form.closes)
     return replace(form, by_token=frozenset(filter(spelling.token, markers)))
+
+
+def told_of(tokenizer: TokenizerWrapper) -> str:
+    """How the answers of a model are read, in words."""
+    form, syntax = form_of(tokenizer), syntax_of(tokenizer)
+    begins = "a brace" if syntax.bare else syntax.start
+    calls = f"calls of tools begin with {begins}"
+    return f"{form.told}; {form.told_of_calls or calls}"
 
 
 def markup_of(
