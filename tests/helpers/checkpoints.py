@@ -243,10 +243,11 @@ def split_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     return split
 
 
-def write_llama(path: Path, seed: int = 0) -> Path:
+def write_llama(path: Path, seed: int = 0, **config: Any) -> Path:
     """A Llama, which has no head."""
     mx.random.seed(seed)
-    return _write(path, llama.Model(llama.ModelArgs.from_dict(LLAMA)), LLAMA)
+    config = LLAMA | config
+    return _write(path, llama.Model(llama.ModelArgs.from_dict(config)), config)
 
 
 EMBEDDING: dict[str, dict[str, Any]] = {

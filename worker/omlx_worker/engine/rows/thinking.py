@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -149,16 +150,23 @@ class Thoughts:
 
     @property
     def forced(self) -> int | None:
-        """The only token that may come next: one that ends the thinking, at the budget; None for
-        any.
+        """The only token that may come next: one that ends the thinking, at the budget, or with
+        the character that has begun there; None for any.
         """
-        goes_on = self.on or self._closing
+        goes_on = (self.on and not _is_partial(self._text)) or self._closing
         return self._thinking.close[self._closing] if goes_on and self.nears_budget(0) else None
 
     def nears_budget(self, tokens: int) -> bool:
         """Whether a token may be forced after the next ``tokens``."""
         budget = self._thinking.budget
         return budget is not None and self.tokens + tokens >= budget
+
+
+def _is_partial(text: str) -> bool:
+    """Whether a text of a character a byte ends within a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text[-3:].encode("latin-1", "ignore"))
+    return bool(decoder.getstate()[0])
 
 
 def _a_byte_each(text: str) -> str:
