@@ -1,51 +1,59 @@
-"""Chats through the chat template of a model: what it is given, and what it has written.
-
-A template's own defaults hold unless a request says otherwise. Templates differ in what they take:
-a message goes through in the first form in which its text comes out again.
-"""
+"""Chat templates: messages as the text of a prompt."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-import re
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
-from typing import Any
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta, nodes
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from omlx_producer.wire import GenerationRequest, InvalidRequest, Message
-from omlx_worker.engine.rows.tokens import in_common
+
+_VISIBLE = frozenset({"tools", "documents"})
+"""Arguments of transformers' `apply_chat_template` that templates see."""
+
+_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+    "reasoning": (False, True),
+    "thinking_mode": ("disabled", "enabled"),
+    "thinking_budget": (0, None),
+}
+"""Variables of templates that switch thinking off and on; None leaves the template's default."""
+
+_LEAST_EFFORTS = ("none", "no_think", "minimal", "low")
+"""What templates call no effort, or the least that comes near it; the best first."""
 
 LEADING = ("system", "developer")
 """Roles of messages that begin a chat and hold for all of it."""
 
-_VARIABLES = frozenset({"tools", "documents"})
-"""Arguments of transformers' `apply_chat_template` that templates see."""
 
-_OFF: dict[str, Any] = {
-    "enable_thinking": False,
-    "thinking": False,
-    "reasoning": False,
-    "thinking_budget": 0,
-    "thinking_mode": "disabled",
-}
-"""How templates are told to leave thinking out, each by a variable of its own."""
+_MARK = "[text {}]"
+"""A text that stands for another one."""
 
-_ON: dict[str, Any] = {
-    "enable_thinking": True,
-    "thinking": True,
-    "reasoning": True,
-    "thinking_mode": "enabled",
-}
+_Chat = list[dict[str, Any]]
 
-Written = dict[str, Any]
-"""A message as templates take it."""
+
+class _Source(NamedTuple):
+    """What a template reads and says."""
+
+    variables: frozenset[str]
+    words: frozenset[str]
+    channels: bool
 
 
 class Template:
     """The chat template of one model.
+
+    A template's own defaults hold unless a request says otherwise. A template that refuses a chat,
+    or leaves out what its system or user says, gets the same chat in another form: texts as lists
+    of parts, turns of the user joined, system messages joined or put before the first text of the
+    user, a call a message.
 
     Args:
         model: its name, for errors.
@@ -55,10 +63,11 @@ class Template:
         self._tokenizer = tokenizer
         self._model = model
         arguments = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
-        # Of a tokenizer with a renderer of its own, the template is in its arguments.
-        self._source = f"{tokenizer.chat_template or ''} {' '.join(arguments)}"
-        self._reserved = arguments.keys() - _VARIABLES - _OFF.keys()
-        self._has_channels = "<|channel|>" in self._source
+        self._reserved = arguments.keys() - _VISIBLE - _SWITCHES.keys()
+        # A tokenizer with a renderer of its own has its switches in its signature.
+        self._own_switches = arguments.keys() & _SWITCHES.keys()
+        if tokenizer._chat_template is not None:
+            self._own_switches |= {tokenizer._thinking_kwarg}
 
     def text(self, request: GenerationRequest) -> str:
         """The prompt of a request with messages.
@@ -66,6 +75,36 @@ class Template:
         Raises:
             InvalidRequest: if the model has no template or its template does not take them.
         """
+        return self._fitting(request)[1]
+
+    def tail(self, request: GenerationRequest, text: str) -> str:
+        """What the template has begun of the answer's turn.
+
+        Args:
+            text: the prompt of the request.
+
+        Returns:
+            The end of the text, without anything of the messages; "" if it cannot be told.
+        """
+        chat, _ = self._fitting(request)
+        arguments = self._arguments(request)
+        before = self._write(chat, arguments, begin_answer=False)
+        if len(before) < len(text) and text.startswith(before):
+            return text[len(before) :]
+        # The template begins the answer unasked, or writes the last message in another way.
+        *others, last = chat
+        if last.get("tool_calls"):
+            return ""
+        mark = _MARK.format("last")
+        marked = self._write([*others, _saying(last, mark)], arguments, begin_answer=True)
+        for written, said in ((marked, mark), (text, _said(last))):
+            _, found, tail = written.rpartition(said or mark)
+            if found and text.endswith(tail):
+                return tail
+        return ""
+
+    def _fitting(self, request: GenerationRequest) -> tuple[_Chat, str]:
+        """The chat in the first form that the template takes whole, and its prompt."""
         # One of them is a template, which could run for ever; others change what is returned.
         if reserved := self._reserved & (request.chat_template_kwargs or {}).keys():
             raise InvalidRequest(
@@ -77,98 +116,63 @@ class Template:
             raise InvalidRequest(
                 "messages", f"{self._model} has no chat template", "send a prompt instead"
             )
-        return self._rendered(request, begin_answer=True)
-
-    def tail(self, request: GenerationRequest, text: str) -> str:
-        """What the template has written of the answer at the end of a prompt, its header included.
-
-        Args:
-            text: the prompt, from `text`.
-        """
-        messages = self._rendered(request, begin_answer=False)
-        if after := text[in_common(text, messages) :]:
-            return after
-        # Some templates begin the answer unasked.
-        last = request.messages[-1].text.strip() if request.messages else ""
-        _, found, after = text.rpartition(last) if last else ("", "", "")
-        return after if found else ""
-
-    def _rendered(self, request: GenerationRequest, *, begin_answer: bool) -> str:
-        messages = request.messages or []
-        leading = [each.text for each in takewhile(lambda each: each.role in LEADING, messages)]
-        last = [messages[-1].text] if messages and messages[-1].role == "user" else []
-        arguments = self._arguments(request) | {"add_generation_prompt": begin_answer}
-        refused: Exception | None = None
-        written: str | None = None
-        for form in self._forms(messages):
+        arguments = self._arguments(request)
+        messages = [_for_template(message) for message in request.messages or ()]
+        if self._source(arguments).channels:
+            messages = _one_call_each(messages)
+        refusal: InvalidRequest | None = None
+        for chat in _forms(messages):
             try:
-                text = self._render(form, arguments)
-            except (TemplateError, TypeError, ValueError) as error:
-                refused = refused or error
+                text = self._write(chat, arguments, begin_answer=True)
+                lost = self._lost(chat, arguments, text)
+            except InvalidRequest as error:
+                refusal = refusal or error
                 continue
-            if all(each.strip() in text for each in (*leading, *last)):
-                return text
-            # Some templates change a text. They must not lose what holds for all of the chat.
-            if written is None and all(each.strip() in text for each in leading):
-                written = text
-        if written is not None:
-            return written
-        why = refused or "it leaves the system message out"
-        raise InvalidRequest(
-            "messages", f"the chat template of {self._model} does not take them: {why}"
-        ) from None
+            if lost is None:
+                return chat, text
+            refusal = refusal or InvalidRequest(
+                "messages",
+                f"the chat template of {self._model} does not take them: "
+                f"it leaves out what the {lost} says",
+            )
+        assert refusal is not None
+        raise refusal
 
-    def _render(self, messages: list[Written], arguments: dict[str, Any]) -> str:
-        if self._tokenizer._chat_template is not None:
-            return str(self._tokenizer._chat_template(messages, **arguments))
-        plain = self._tokenizer._tokenizer
-        return str(plain.apply_chat_template(messages, tokenize=False, **arguments))
-
-    def _forms(self, messages: Sequence[Message]) -> Iterator[list[Written]]:
-        """The messages in each of the forms that templates take, the usual one first."""
-        written = [self._written(message) for message in messages]
-        written = _a_call_each(written) if self._has_channels else written
-        in_system = [
-            each | {"role": "system"} if each["role"] == "developer" else each for each in written
+    def _lost(self, chat: _Chat, arguments: dict[str, Any], text: str) -> str | None:
+        """The role of a message that the template has left out; None if it has written all."""
+        told = [message for message in chat if message["role"] in (*LEADING, "user")]
+        told += [message for message in chat[-1:] if message["role"] == "tool"]
+        if all(_said(message) in text for message in told):
+            return None
+        # Some templates take words such as "/no_think" out of the texts: try with others.
+        marks = {id(message): _MARK.format(index) for index, message in enumerate(told)}
+        marked = [
+            _saying(message, marks[id(message)]) if id(message) in marks else message
+            for message in chat
         ]
-        yield written
-        yield in_system
-        yield _in_parts(in_system)
-        if folded := _folded(in_system):
-            yield folded
-            yield _in_parts(folded)
+        written = self._write(marked, arguments, begin_answer=True)
+        return next((m["role"] for m in told if marks[id(m)] not in written), None)
 
-    def _written(self, message: Message) -> Written:
-        """A message; the arguments of calls are objects in it."""
-        written: Written = {"role": message.role, "content": message.text}
-        for name in ("name", "reasoning_content", "tool_call_id"):
-            if (value := getattr(message, name)) is not None:
-                written[name] = value
-        if message.tool_calls:
-            written["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": call.type,
-                    "function": {"name": call.function.name, "arguments": call.function.parsed},
-                }
-                for call in message.tool_calls
-            ]
-        if message.reasoning_content and re.search(r"\.thinking\b|\[.thinking.\]", self._source):
-            written["thinking"] = message.reasoning_content
-        return written
+    def _write(self, chat: _Chat, arguments: dict[str, Any], *, begin_answer: bool) -> str:
+        # mlx-lm's wrapper would switch the thinking as its vocabulary looks: go past it.
+        own = self._tokenizer._chat_template
+        write = own or functools.partial(
+            self._tokenizer._tokenizer.apply_chat_template, tokenize=False
+        )
+        try:
+            return str(write(chat, add_generation_prompt=begin_answer, **arguments))
+        except TemplateError as error:
+            why = str(error)
+        except Exception as error:  # noqa: BLE001 - a template is a program that came with the model
+            why = f"it fails with {type(error).__name__}: {error}"
+        raise InvalidRequest(
+            "messages",
+            f"the chat template of {self._model} does not take them: {_on_one_line(why)}",
+        )
 
     def _arguments(self, request: GenerationRequest) -> dict[str, Any]:
-        """The variables of a chat template. No effort is no thinking, any other is some."""
+        """The variables for the template: what the request says, and nothing else."""
         arguments: dict[str, Any] = {}
-        if (effort := request.reasoning_effort) is not None:
-            switches = (_OFF if effort == "none" else _ON).items()
-            arguments |= {name: value for name, value in switches if self._reads(name)}
-            knows_none = re.search(r"""["']none["']""", self._source)
-            if effort != "none" or knows_none:
-                arguments["reasoning_effort"] = effort
-            elif not arguments:
-                # The least is what comes nearest; a budget of no thinking does the rest.
-                arguments["reasoning_effort"] = "low"
         if request.tools and request.calling:
             arguments["tools"] = [
                 {
@@ -180,44 +184,155 @@ class Template:
                 }
                 for tool in request.tools
             ]
+        if request.reasoning_effort is not None:
+            arguments |= self._effort(request.reasoning_effort, self._source(arguments))
         return arguments | (request.chat_template_kwargs or {})
 
-    def _reads(self, variable: str) -> bool:
-        return re.search(rf"\b{variable}\b", self._source) is not None
+    def _effort(self, effort: str, source: _Source) -> dict[str, Any]:
+        thinks = effort != "none"
+        switches = {
+            name: values[thinks]
+            for name, values in _SWITCHES.items()
+            if name in source.variables and values[thinks] is not None
+        }
+        if thinks:
+            names = source.variables & {"reasoning_effort", "thinking_effort"}
+            return switches | dict.fromkeys(names, effort)
+        least = next((word for word in _LEAST_EFFORTS if word in source.words), "low")
+        # A switch does it alone where the template would refuse such an effort.
+        if "reasoning_effort" in source.variables and (not switches or least in _LEAST_EFFORTS[:2]):
+            switches["reasoning_effort"] = least
+        return switches
+
+    def _source(self, arguments: dict[str, Any]) -> _Source:
+        inner = self._tokenizer._tokenizer
+        if self._tokenizer._chat_template is not None or inner.chat_template is None:
+            return _Source(frozenset(self._own_switches), frozenset(), False)
+        try:
+            source = _read(inner.get_chat_template(tools=arguments.get("tools")))
+        except (TemplateError, ValueError) as error:
+            raise InvalidRequest(
+                "messages",
+                f"the chat template of {self._model} cannot be read: {_on_one_line(error)}",
+                "send a prompt instead",
+            ) from None
+        return source._replace(variables=source.variables | self._own_switches)
 
 
-def _in_parts(messages: list[Written]) -> list[Written]:
-    """Messages whose content is a list of parts."""
-    return [each | {"content": [{"type": "text", "text": each["content"]}]} for each in messages]
+@functools.lru_cache(8)
+def _read(template: str) -> _Source:
+    tree = _compile_jinja_template(template).environment.parse(template)
+    return _Source(
+        frozenset(meta.find_undeclared_variables(tree)),
+        frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)),
+        "<|channel|>" in template,
+    )
 
 
-def _folded(messages: list[Written]) -> list[Written] | None:
-    """Messages with what begins the chat in the first of the user; None without either."""
-    leading = list(takewhile(lambda each: each["role"] in LEADING, messages))
-    rest = messages[len(leading) :]
-    if not leading or not rest or rest[0]["role"] != "user":
-        return None
-    texts = [each["content"] for each in (*leading, rest[0])]
-    return [rest[0] | {"content": "\n\n".join(texts)}, *rest[1:]]
+def _for_template(message: Message) -> dict[str, Any]:
+    """A message as chat templates take it; the arguments of calls are objects in it."""
+    written: dict[str, Any] = {"role": message.role, "content": message.text}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            written[name] = value
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": call.function.parsed},
+            }
+            for call in message.tool_calls
+        ]
+    return written
 
 
-def _a_call_each(messages: list[Written]) -> list[Written]:
-    """Messages with one call at most, each before its result, as harmony has them.
+def _one_call_each(messages: _Chat) -> _Chat:
+    """Messages with a call at most, each before its result, as templates with channels take them.
 
-    What is said beside a call is a part of the thinking there.
+    Such a template writes what is said before a call as thinking, from one field only.
     """
-    results = {each["tool_call_id"]: each for each in messages if each.get("tool_call_id")}
-    made, told = list[Written](), set[int]()
+    results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool"}
+    chat, moved = _Chat(), set[int]()
     for message in messages:
-        if id(message) in told:
-            continue
         calls = message.get("tool_calls", ())
-        before = "\n".join(filter(None, (message.get("thinking"), message["content"])))
-        for number, call in enumerate(calls):
-            said = {"thinking": before} if before and not number else {}
-            made.append({"role": message["role"], "content": "", "tool_calls": [call], **said})
-            if (result := results.get(call["id"])) is not None:
-                made.append(result)
-                told.add(id(result))
-        made += [] if calls else [message]
-    return made
+        said = {"content": message["content"]}
+        if calls and message["content"] and (thought := message.get("reasoning_content")):
+            thought = f"{thought}\n{message['content']}"
+            said = {"content": "", "reasoning_content": thought}
+        for index, call in enumerate(calls):
+            first = {**message, **said} if not index else {"role": "assistant", "content": ""}
+            chat.append(first | {"tool_calls": [call]})
+            if (result := results.get(call["id"])) and len(calls) > 1:
+                chat.append(result)
+                moved.add(id(result))
+        if not calls and id(message) not in moved:
+            chat.append(message)
+    return chat
+
+
+def _forms(messages: _Chat) -> Iterator[_Chat]:
+    """The messages, and in the forms that some templates need instead; the least changed first."""
+    seen = list[_Chat]()
+    for calls in (messages, _one_call_each(messages)):
+        for system in (calls, _one_system(calls), _without_system(calls)):
+            for turns in (system, _joined(system)):
+                if turns not in seen:
+                    seen.append(turns)
+                    yield turns
+                    yield [_in_parts(message) for message in turns]
+
+
+def _one_system(messages: _Chat) -> _Chat:
+    """One message of the system, the first, in place of all of the system and developer."""
+    if not (texts := _of_system(messages)):
+        return messages
+    return [{"role": "system", "content": texts}, *_others(messages)]
+
+
+def _without_system(messages: _Chat) -> _Chat:
+    """The system's texts before the first one of the user."""
+    others = _others(messages)
+    first = next((index for index, m in enumerate(others) if m["role"] == "user"), None)
+    if not (texts := _of_system(messages)) or first is None:
+        return messages
+    others[first] = _saying(others[first], f"{texts}\n\n{others[first]['content']}")
+    return others
+
+
+def _joined(messages: _Chat) -> _Chat:
+    """One message in place of several of the user in a row."""
+    chat = _Chat()
+    for role, run in groupby(messages, key=lambda message: message["role"]):
+        group = list(run)
+        if role == "user":
+            text = "\n\n".join(message["content"] for message in group)
+            group = [_saying(group[0], text)]
+        chat += group
+    return chat
+
+
+def _of_system(messages: _Chat) -> str:
+    return "\n\n".join(m["content"] for m in messages if m["role"] in LEADING)
+
+
+def _others(messages: _Chat) -> _Chat:
+    return [message for message in messages if message["role"] not in LEADING]
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    return message | {"content": [{"type": "text", "text": message["content"]}]}
+
+
+def _said(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return str(content if isinstance(content, str) else content[0]["text"]).strip()
+
+
+def _saying(message: dict[str, Any], text: str) -> dict[str, Any]:
+    other = message | {"content": text}
+    return other if isinstance(message["content"], str) else _in_parts(other)
+
+
+def _on_one_line(text: object) -> str:
+    return " ".join(str(text).split())
