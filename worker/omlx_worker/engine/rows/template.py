@@ -33,8 +33,8 @@ LEADING = ("system", "developer")
 """Roles of messages that begin a chat and hold for all of it."""
 
 
-_MARK = "[text {}]"
-"""A text that stands for another one."""
+_MARK = "=text]"
+"""Ends a text that stands for another one; its number begins it."""
 
 _Chat = list[dict[str, Any]]
 
@@ -91,14 +91,12 @@ class Template:
         before = self._write(chat, arguments, begin_answer=False)
         if len(before) < len(text) and text.startswith(before):
             return text[len(before) :]
-        # The template begins the answer unasked, or writes the last message in another way.
-        *others, last = chat
-        if last.get("tool_calls"):
+        # The template begins the answer unasked, or writes a message in another way at the end.
+        if chat[-1].get("tool_calls"):
             return ""
-        mark = _MARK.format("last")
-        marked = self._write([*others, _saying(last, mark)], arguments, begin_answer=True)
-        for written, said in ((marked, mark), (text, _said(last))):
-            _, found, tail = written.rpartition(said or mark)
+        marked = self._write(_marked(chat), arguments, begin_answer=True)
+        for written, said in ((marked, _MARK), (text, _said(chat[-1]))):
+            _, found, tail = written.rpartition(said or _MARK)
             if found and text.endswith(tail):
                 return tail
         return ""
@@ -145,12 +143,8 @@ class Template:
         if all(_said(message) in text for message in told):
             return None
         # Some templates take words such as "/no_think" out of the texts: try with others.
-        marks = {id(message): _MARK.format(index) for index, message in enumerate(told)}
-        marked = [
-            _saying(message, marks[id(message)]) if id(message) in marks else message
-            for message in chat
-        ]
-        written = self._write(marked, arguments, begin_answer=True)
+        written = self._write(_marked(chat), arguments, begin_answer=True)
+        marks = {id(message): f"[{index}{_MARK}" for index, message in enumerate(chat)}
         return next((m["role"] for m in told if marks[id(m)] not in written), None)
 
     def _write(self, chat: _Chat, arguments: dict[str, Any], *, begin_answer: bool) -> str:
@@ -322,6 +316,10 @@ def _others(messages: _Chat) -> _Chat:
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"content": [{"type": "text", "text": message["content"]}]}
+
+
+def _marked(chat: _Chat) -> _Chat:
+    return [_saying(message, f"[{index}{_MARK}") for index, message in enumerate(chat)]
 
 
 def _said(message: dict[str, Any]) -> str:

@@ -234,3 +234,15 @@ def test_the_tail_holds_nothing_of_a_message_that_is_written_otherwise_at_the_en
     for said in ("think", "<think>"):
         asked = request(USER | {"content": said})
         assert unasked.tail(asked, unasked.text(asked)) == "<think>"
+
+
+def test_the_tail_holds_nothing_of_what_is_said_beside_a_call() -> None:
+    source = (
+        f"{EACH}{{% if m.role == 'user' %}}{{{{ m.content }}}}{{% elif m.tool_calls %}}"
+        "[result]{{ messages[loop.index].content }}[/result]{{ m.content }}[/turn]{% endif %}"
+        "{% endfor %}"
+    )
+    calls = ASSISTANT | {"content": "<think>", "tool_calls": [call(1)]}
+    asked = request(USER, calls, {"role": "tool", "content": "one", "tool_call_id": "c1"})
+    template = template_of(source)
+    assert template.tail(asked, template.text(asked)) == "[/turn]"
