@@ -229,6 +229,9 @@ def _for_template(message: Message) -> dict[str, Any]:
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             written[name] = value
+    if message.reasoning_content:
+        # As gpt-oss and LFM2.5 call it.
+        written["thinking"] = message.reasoning_content
     if message.tool_calls:
         written["tool_calls"] = [
             {
@@ -253,7 +256,7 @@ def _one_call_each(messages: _Chat) -> _Chat:
         said = {"content": message["content"]}
         if calls and message["content"] and (thought := message.get("reasoning_content")):
             thought = f"{thought}\n{message['content']}"
-            said = {"content": "", "reasoning_content": thought}
+            said = {"content": "", "reasoning_content": thought, "thinking": thought}
         for index, call in enumerate(calls):
             first = {**message, **said} if not index else {"role": "assistant", "content": ""}
             chat.append(first | {"tool_calls": [call]})
