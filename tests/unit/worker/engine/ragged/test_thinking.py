@@ -175,5 +175,5 @@ def test_log_probabilities_of_what_is_forced_are_certain(
     assert places
     assert {sampled[place].logprob for place in places} == {0.0}
     assert {sampled[place].top for place in places} == {
-        ((token, 0.0),) for token in markers(demo).end
+        ((token, 0.0),) for token in markers(demo).close
     }
