@@ -137,5 +137,6 @@ class Chat:
         if constraint is None or reply is None:
             return constraint
         first = reply.markup.first
-        frame = self._form.frame(first, reply.tail, header)
+        talks = request.constraint is None
+        frame = self._form.frame(first, reply.tail, header, talks=talks)
         return replace(constraint, frame=frame)

@@ -100,7 +100,7 @@ class Form:
         """What an answer that is no call must begin with, as a grammar has it; "" for nothing."""
         return self.spelling.literal(self.answer)
 
-    def frame(self, first: Part, tail: str, header: str) -> str:
+    def frame(self, first: Part, tail: str, header: str, *, talks: bool) -> str:  # noqa: ARG002 - on channels
         """The grammar of ``@answer`` with thinking and what else may stand around it.
 
         It is in Lark's notation, and "" if nothing may.
@@ -109,6 +109,7 @@ class Form:
             first: the part in which the text begins.
             tail: what the template has written of the answer.
             header: of the answer, from `header`; "" if its own grammar has it.
+            talks: whether the model may tell the user something before it.
         """
         thought = f"{self._thought()} GAP?"
         before = ""
@@ -200,15 +201,16 @@ class Channels(Form):
         )
         return f'{channel} "final" (" "? {kind} "json")? {message}'
 
-    def frame(self, first: Part, tail: str, header: str) -> str:
+    def frame(self, first: Part, tail: str, header: str, *, talks: bool) -> str:
         if first != "reasoning" and not self.may_think(tail):
             return ""
         channel, message = map(self.spelling.literal, ("<|channel|>", "<|message|>"))
         again = self.spelling.literal("<|end|><|start|>assistant")
+        said = '("analysis" | "commentary")' if talks else '"analysis"'
         begun = f"TEXT {again}" if first == "reasoning" else ""
         rules = {
             "start": " ".join(filter(None, [begun, "said*", header, "@answer"])),
-            "said": f'{channel} ("analysis" | "commentary") {message} TEXT {again}',
+            "said": f"{channel} {said} {message} TEXT {again}",
             "TEXT": _TEXT,
         }
         return "".join(f"{name}: {rule}\n" for name, rule in rules.items())

@@ -90,6 +90,16 @@ def test_a_schema_holds_for_the_answer_and_leaves_the_thinking(form: Written) ->
     assert not takes("It is.")
 
 
+def test_the_answer_under_a_schema_is_all_that_the_user_is_told() -> None:
+    form = FORMS["harmony"]
+    chat, asked = Chat(form.tokenizer, "m"), request(**AS_JSON)
+    constraint = chat.constraint(asked, chat.reply(asked, chat.text(asked)))
+    assert constraint is not None
+    matcher = Grammars(form.tokenizer, len(form.tokenizer)).compile(constraint).start.deep_copy()
+    tokens = tokens_of(form, "<|channel|>commentary<|message|>")
+    assert matcher.try_consume_tokens(tokens) < len(tokens)
+
+
 @each_form
 def test_tokens_of_thinking_are_counted_and_end_at_the_budget(form: Written) -> None:
     asked, chat = request(), Chat(form.tokenizer, "m")
