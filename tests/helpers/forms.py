@@ -44,6 +44,7 @@ class Written:
         tokens: that the vocabulary adds.
         named: markers that are in the template alone.
         before, after: what the reasoning has around THOUGHT.
+        family: of the parser of mlx-lm that reads its calls.
     """
 
     tail: str
@@ -52,6 +53,7 @@ class Written:
     named: str = ""
     before: str = ""
     after: str = ""
+    family: str = ""
 
     @property
     def thinks(self) -> bool:
@@ -75,7 +77,7 @@ def _tokenizer(form: Written) -> TokenizerWrapper:
         f"{{# {form.named} #}}{{% for m in messages %}}{{{{ m.content }}}}\n{{% endfor %}}"
         f"{{% if add_generation_prompt %}}{form.tail}{{% endif %}}"
     )
-    return tokenizer_with(form.tokens, template)
+    return tokenizer_with(form.tokens, template, form.family)
 
 
 FORMS = {

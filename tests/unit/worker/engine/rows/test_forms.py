@@ -159,3 +159,67 @@ def test_a_vocabulary_alone_makes_nobody_think() -> None:
     form = Written("assistant\n", "ANSWER", HARMONY[:3])
     assert reply_of(form, request()) is None
     assert THOUGHT not in form.written()
+
+
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+QWEN = Written(
+    "assistant\n<think>\n",
+    "",
+    ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    family="json_tools",
+)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "message"),
+    [
+        (
+            FORMS["harmony"],
+            f"{ANALYSIS}<|channel|>commentary to=functions.f <|constrain|>json"
+            '<|message|>{"a": 1}',
+            ("", "Hm.", ["f"]),
+        ),
+        (
+            FORMS["harmony"],
+            ' to=functions.f<|channel|>analysis code<|message|>{"a": 1}',
+            ("", "", ["f"]),
+        ),
+        (
+            FORMS["harmony"],
+            f'{ANALYSIS}<|channel|>analysis to=f<|message|>{{"a": 1}}<|end|>',
+            ("", "Hm.", ["f"]),
+        ),
+        (
+            FORMS["harmony"],
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+            '<|channel|>commentary to=functions.f json<|message|>{"a": 1}',
+            ("I look.", "", ["f"]),
+        ),
+        (QWEN, f"Hm.\n</think>\n\n{CALL}", ("", "Hm.", ["f"])),
+        (QWEN, f"Hm.\n{CALL}", ("", "Hm.", ["f"])),
+        (
+            QWEN,
+            "Is <tool_call> needed?\n</think>\n\nNo.",
+            ("No.", "Is <tool_call> needed?", []),
+        ),
+    ],
+)
+def test_calls_are_told_from_thinking_and_from_talk_of_calls(
+    form: Written, text: str, message: tuple[str, str, list[str]]
+) -> None:
+    asked = request(tools=[F])
+    told = answer_of(form.tokenizer, reply_of(form, asked), tokens_of(form, text))
+    calls = [call["function"] for call in told.get("tool_calls", [])]
+    names = [call["name"] for call in calls]
+    assert (told["content"] or "", told.get("reasoning_content", ""), names) == message
+    assert all(call["arguments"] == '{"a": 1}' for call in calls)
+
+
+def test_a_call_without_tools_is_not_what_the_user_reads() -> None:
+    form = FORMS["harmony"]
+    text = "<|channel|>analysis to=python code<|message|>1 + 1<|end|><|start|>assistant"
+    text += "<|channel|>final<|message|>2"
+    told = answer_of(form.tokenizer, reply_of(form, request()), tokens_of(form, text))
+    assert (told["content"], told["reasoning_content"]) == ("2", "1 + 1")
