@@ -109,7 +109,8 @@ class Chat:
         """
         if reply is None or not self._form.thinks:
             return None
-        close = self.encode(self._form.close(calls=request.calling is not None))
+        form = self._form
+        close = self.encode(form.close_for_calls if request.calling else form.close)
         return Thinking(reply.markup, reply.tokens, tuple(close), self._bytes_of, budget)
 
     def answer_begins(self, reply: ReplyForm | None) -> list[int] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -49,13 +49,15 @@ class Form:
         """Whether it marks its thinking."""
         return bool(self.end)
 
-    def close(self, *, calls: bool) -> str:  # noqa: ARG002 - a header depends on it
-        """What ends the thinking at its budget.
-
-        Args:
-            calls: whether a call of a tool may follow in place of the answer.
-        """
+    @property
+    def close(self) -> str:
+        """What ends the thinking at its budget, and may begin the answer."""
         return self.end
+
+    @property
+    def close_for_calls(self) -> str:
+        """The same where a call of a tool may follow in place of the answer."""
+        return self.close
 
     @property
     def answer(self) -> str:
@@ -166,12 +168,16 @@ class Form:
 class Channels(Form):
     """OpenAI's harmony: messages with headers, on channels. Calls have a recipient."""
 
-    end: str = "<|end|>"
     start: str = "<|channel|>analysis<|message|>"
-    by_token: frozenset[str] = field(default=frozenset({"<|end|>"}))
+    end: str = "<|end|>"
 
-    def close(self, *, calls: bool) -> str:
-        return "<|end|><|start|>assistant" + self.answer * (not calls)
+    @property
+    def close(self) -> str:
+        return self.close_for_calls + self.answer
+
+    @property
+    def close_for_calls(self) -> str:
+        return "<|end|><|start|>assistant"
 
     @property
     def answer(self) -> str:
