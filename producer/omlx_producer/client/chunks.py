@@ -217,7 +217,9 @@ class _Choice:
 
     def end(self, reason: FinishReason, *, calls: bool) -> Iterator[tuple[Part, str, list[Range]]]:
         text, cut = "".join(self._pieces), reason in CUTS
-        whole = read(text, self._markup, self._marks, calls=calls, cut=cut)
+        whole = read(text, self._markup, self._marks, cut=cut)
+        if whole.calls and not calls:
+            whole = read(text, self._markup, self._marks, calls=False, cut=cut)
         sent = self._reply.so_far
         yield "reasoning", whole.reasoning[len(sent.reasoning) :], []
         yield "content", whole.content[len(sent.content) :], []

@@ -95,7 +95,8 @@ class Splitter:
         self._before = 0
         self._marks: set[int] = set()
         self.part: Part = markup.first
-        self._was_headed = False
+        # Whether what begins here has been taken for a header already.
+        self._is_no_header = False
         self._opens = self._after_marker = False
         self._may_be_bare = markup.bare
         self._edges = markup.after(self.part)
@@ -119,10 +120,14 @@ class Splitter:
                 if text.startswith("{", begun):
                     self._enter("call")
                     self._after_marker = False
-            found = self._found(text, at)
+            found = self._found(text, at + self._is_no_header)
+            self._is_no_header = False
             if found is None:
                 break
             part = self._edges[found[0]]
+            if self.part == "nothing" and found.start() - at > MOST_HEADER:
+                self._give_up_header()
+                continue
             if self.part == "nothing":
                 yield from self._headed(text[at : found.start()], found, part)
                 at = found.end()
@@ -137,7 +142,6 @@ class Splitter:
 
     def _headed(self, header: str, end: re.Match[str], part: Part) -> Iterator[Span]:
         """Begin the part after a header. A call has its header in its text."""
-        self._was_headed = True
         self._enter(self._markup.headed(header, part))
         if self.part == "call":
             self._after_marker = False
@@ -164,19 +168,19 @@ class Splitter:
             self._before += len(self._held)
             self._held = ""
         if self.part == "nothing":
-            yield from self._unheaded()
+            if not (cut or self._has_header(self._held)):
+                self._give_up_header()
+                yield from self.feed("")
+                yield from self.end()
             return
         end = self._before + len(self._held)
         text, self._held = self._from_gap(self._held), ""
         yield from self._span(text, end - len(text))
 
-    def _unheaded(self) -> Iterator[Span]:
-        """What was held back as a header and is none. A cut one after others is told nowhere."""
-        text, self._held = self._held, ""
-        if not (self._was_headed or self._has_header(text)):
-            self._enter("content")
-            yield from self._span(text, self._before)
-        self._before += len(text)
+    def _give_up_header(self) -> None:
+        """Take what was held back as a header for content, which it is without its end."""
+        self._enter("content")
+        self._after_marker, self._is_no_header = False, True
 
     def _has_header(self, text: str) -> bool:
         """Whether a marker that begins a header is in a text."""
@@ -191,9 +195,10 @@ class Splitter:
         """Hold back the end of a text without a whole marker; the rest is certain."""
         if self.part == "nothing":
             self._held = text
-            if len(text) > MOST_HEADER:
-                self._was_headed = False
-                yield from self._unheaded()
+            begun = max(self._begun(text, marker) for marker in self._edges)
+            if len(text) - begun > MOST_HEADER:
+                self._give_up_header()
+                yield from self.feed("")
             return
         begun = len(text) - max((self._begun(text, marker) for marker in self._edges), default=0)
         text, self._held = text[:begun], text[begun:]

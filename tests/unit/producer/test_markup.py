@@ -167,3 +167,43 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
     splitter = Splitter(MARKS)
     heard = ["".join(span.text for span in splitter.feed(piece)) for piece in "ab <x\n\nc"]
     assert heard == ["a", "b", " ", "", "<x", "", "", "\n\nc"]
+
+
+HARMONY = Markup(
+    first="nothing",
+    edges={
+        "content": {"<c>": "nothing", "<e>": "nothing"},
+        "reasoning": {"<c>": "nothing", "<e>": "nothing"},
+        "nothing": {"<m>": "content"},
+    },
+    headers={"<c>analysis": "reasoning"},
+    kept={"<c>": 3},
+)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "\n", "<c>", "<e>", "<m>", "analysis", "final", "x" * 150])),
+    st.data(),
+)
+def test_headers_do_not_depend_on_how_the_text_comes(
+    pieces: list[str], data: st.DataObject
+) -> None:
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
+    splitter, reply = Splitter(HARMONY), Reply()
+    for start, end in itertools.pairwise(cuts):
+        for span in splitter.feed(text[start:end]):
+            reply.add(span)
+    for span in splitter.end():
+        reply.add(span)
+    whole = read(text, HARMONY)
+    assert (reply.content, reply.reasoning) == (whole.content, whole.reasoning)
+
+
+def test_a_text_after_a_message_without_a_header_is_content() -> None:
+    assert read("<c>analysis<m>Hm.<e>It is.", HARMONY) == Reply("It is.", "Hm.")
+    assert read("<c>analysis<m>Hm.<e>It is.", HARMONY, cut=True).content == ""
+    assert read("<c>analysis<m>Hm.<e><c>fin", HARMONY).content == ""
+    assert read("In my analysis:<c>final<m>It is.", HARMONY) == Reply("It is.")
+    long = "It is. " * 50
+    assert read(f"{long}<c>final<m>So.", HARMONY).content == f"{long}\nSo."

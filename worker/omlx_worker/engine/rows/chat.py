@@ -83,10 +83,14 @@ class Chat:
         tail = self._template.tail(request, text) if self._may_be_begun(text) else ""
         names = [each.name for each in calling.functions] if calling else []
         syntax = self._syntax if calling else None
-        markup, tokens = markup_of(self._form, syntax, names, tail)
+        holds = request.constraint is not None or (
+            calling is not None and (calling.required or calling.strict)
+        )
+        markup, tokens = markup_of(self._form, syntax, names, tail, held=holds)
         if calling is None:
             return ReplyForm(markup, tokens=tokens, tail=tail)
         reader = CallReader(self._tokenizer, calling.functions)
+        # Free text with strict calls may have any other beside them.
         holds = calling.required or request.constraint is not None
         end = self._syntax.end
         if holds and reader.is_exact and end and end not in markup.by_token:

@@ -76,6 +76,11 @@ class Form:
         return {part: markers for part, markers in edges.items() if markers}
 
     @property
+    def kept(self) -> dict[str, int]:
+        """What of markers belongs to what follows; see `Markup.kept`."""
+        return {}
+
+    @property
     def headers(self) -> dict[str, Part]:
         """The words of headers that choose a part; see `Markup.headers`."""
         return {}
@@ -121,7 +126,7 @@ class Form:
             before = f"(GAP? {self.spelling.literal(self.start)} {thought})?"
         opens = [] if any(each in tail for each in self.opens) else self.opens
         begun = f"({self._either(opens)} GAP?)?" if opens else ""
-        closed = f"(GAP? {self._either(self.closes)})* GAP?" if self.closes else ""
+        closed = f"((GAP? {self._either(self.closes)})+ GAP?)?" if self.closes else ""
         if not (before or begun or closed or header):
             return ""
         parts = filter(None, [before, begun, header, "@answer", closed])
@@ -193,9 +198,13 @@ class Channels(Form):
         }
 
     @property
+    def kept(self) -> dict[str, int]:
+        return {marker: len(marker) for marker in ("<|start|>", "<|channel|>")}
+
+    @property
     def headers(self) -> dict[str, Part]:
         # The recipient tells a call, whatever its channel.
-        return {"to=": "call", "analysis": "reasoning"}
+        return {"to=": "call", "<|channel|>analysis": "reasoning"}
 
     def may_think(self, tail: str) -> bool:
         return "<|message|>" not in tail
@@ -297,7 +306,12 @@ def told_of(tokenizer: TokenizerWrapper) -> str:
 
 
 def markup_of(
-    form: Form, syntax: Syntax | None, functions: Iterable[str], tail: str
+    form: Form,
+    syntax: Syntax | None,
+    functions: Iterable[str],
+    tail: str,
+    *,
+    held: bool,
 ) -> tuple[Markup, dict[int, str]]:
     """How an answer's text is marked, and the texts of the tokens that write its markers.
 
@@ -305,15 +319,17 @@ def markup_of(
         syntax: how calls are written; None for a request without tools.
         functions: their names.
         tail: what the template has written of the answer.
+        held: whether calls are held to a grammar, which has none within thinking.
     """
     edges = {part: dict(markers) for part, markers in form.edges().items()}
-    kept = dict[str, int]()
+    kept = form.kept
     if syntax and not syntax.bare and "call" not in edges:
         edges.setdefault("content", {})[syntax.start] = "call"
         if syntax.end:
             edges["call"] = {syntax.end: "content"}
         # Some models call before their thinking ends. Prose may name the marker alone.
-        for begun in _beginnings(syntax, functions) if "reasoning" in edges else ():
+        may_call = "reasoning" in edges and not held
+        for begun in _beginnings(syntax, functions) if may_call else ():
             edges["reasoning"][syntax.start + begun] = "call"
             kept[syntax.start + begun] = len(begun)
     by_token, tokens = dict[str, int](), dict[int, str]()

@@ -113,9 +113,12 @@ class Thoughts:
                 self.tokens -= self._tokens_from(found.start())
             to, kept = markers[found[0]]
             if self._part == "nothing":
-                to = self._thinking.markup.headed(self._text[: found.start()], to)
+                header = self._text[: found.start()].replace(_BY_TOKEN, "")
+                to = self._thinking.markup.headed(header, to)
             self._part = to
             self._forget(found.end() - kept)
+        if self._part == "nothing" and len(self._text) > MOST_HEADER:
+            self._part = "content"
         most = MOST_HEADER if self._part == "nothing" else self._thinking.longest - 1
         self._forget(max(0, len(self._text) - most))
 

@@ -217,6 +217,36 @@ def test_calls_are_told_from_thinking_and_from_talk_of_calls(
     assert all(call["arguments"] == '{"a": 1}' for call in calls)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+        "<|channel|>commentary to=functions.f<|constrain|>json",
+        "<|channel|>analysis to=functions.f code",
+        "<|channel|>commentary to=functions.f",
+        " to=functions.f<|channel|>commentary json",
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_calls_by_any_header_are_held_to_their_schemas(header: str, choice: str) -> None:
+    form = FORMS["harmony"]
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    asked = request(tools=[{"type": "function", "function": function}], tool_choice=choice)
+    chat = Chat(form.tokenizer, "m")
+    constraint = chat.constraint(asked, chat.reply(asked, chat.text(asked)))
+    assert constraint is not None
+    grammar = Grammars(form.tokenizer, len(form.tokenizer)).compile(constraint)
+
+    def takes(text: str) -> bool:
+        matcher, tokens = grammar.start.deep_copy(), tokens_of(form, text)
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+    assert takes(f'{ANALYSIS}{header}<|message|>{{"a": 1}}')
+    assert not takes(f'{ANALYSIS}{header}<|message|>{{"a": "1"}}')
+    assert takes(f"{ANALYSIS}<|channel|>final<|message|>So.") == (choice == "auto")
+
+
 def test_a_call_without_tools_is_not_what_the_user_reads() -> None:
     form = FORMS["harmony"]
     text = "<|channel|>analysis to=python code<|message|>1 + 1<|end|><|start|>assistant"

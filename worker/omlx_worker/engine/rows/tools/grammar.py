@@ -55,7 +55,9 @@ class CallGrammar:
         self._rules: dict[str, str] = {}
         names = [self._function(index, each) for index, each in enumerate(calling.functions)]
         self._rules["body"] = " | ".join(names)
-        self._rules["call"] = self._joined(self._spelling.literal(syntax.start), self._rest_of_call)
+        # A header of channels begins with what may be the channel.
+        start = "" if syntax.has_recipient else self._spelling.literal(syntax.start)
+        self._rules["call"] = self._joined(start, self._rest_of_call)
 
     def required(self) -> str:
         """Calls, and nothing else."""
@@ -78,9 +80,9 @@ class CallGrammar:
         if self._syntax.bare:
             self._rules["REST"] = r"/(\s*[^{\s](?s:.*))?/"
             return self._written("REST | body")
-        if self._header:
+        if self._syntax.has_recipient:
             self._rules["REST"] = "/(?s:.*)/"
-            return self._written(f"{self._header} REST | {self._calls}")
+            return self._written(f"{self._joined(self._header, 'REST')} | {self._calls}")
         start = self._syntax.start
         self._rules["REST"] = rest = text_without(start)
         call = self._joined(self._up_to(start, rest, "before"), self._rest_of_call)
@@ -144,11 +146,23 @@ class CallGrammar:
             ]
             arguments = self._sequence(named, self._spelling.literal(pairs.between))
         self._rules[name] = self._joined(
-            self._spelling.literal(self._syntax.before.replace("{name}", function.name)),
+            self._before(function.name),
             arguments,
             self._spelling.literal(self._syntax.after),
         )
         return name
+
+    def _before(self, name: str) -> str:
+        """What comes before the arguments of a function."""
+        if not self._syntax.has_recipient:
+            return self._spelling.literal(self._syntax.before.replace("{name}", name))
+        channel, kind, message = map(
+            self._spelling.literal, ("<|channel|>", "<|constrain|>", "<|message|>")
+        )
+        self._rules["channel"] = f'{channel} ("commentary" | "analysis")'
+        self._rules["kind"] = f'(" "? {kind} "json" | " json" | " code")?'
+        to = quoted(f" to=functions.{name}")
+        return f"(channel {to} kind | {to} channel kind) {message}"
 
     def _sequence(self, named: Sequence[tuple[str, bool]], between: str) -> str:
         """Pairs in their order, of which optional ones may be left out.

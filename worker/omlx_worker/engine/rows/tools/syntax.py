@@ -49,6 +49,7 @@ class Syntax:
             none.
         stops: tokens that end an answer, whatever the checkpoint says.
         goes_on: tokens that end no answer, whatever the checkpoint says.
+        has_recipient: whether a header has the function's name, in the role or on either channel.
     """
 
     before: str
@@ -63,6 +64,7 @@ class Syntax:
     parser: str = ""
     stops: tuple[str, ...] = ()
     goes_on: tuple[str, ...] = ()
+    has_recipient: bool = False
 
     @property
     def bare(self) -> bool:
@@ -135,6 +137,7 @@ _OTHERS: dict[tuple[str, ...], Syntax] = {
         ),
         stops=("<|call|>", "<|return|>"),
         goes_on=("<|end|>",),
+        has_recipient=True,
     ),
     # DeepSeek V4, and V3.2.
     ("｜DSML｜tool_calls",): replace(
