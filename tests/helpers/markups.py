@@ -45,4 +45,4 @@ def thinking(
         return f"<{token}>".encode()
 
     first, last = (b"".join(map(bytes_of, tokens)).decode() for tokens in (start, end))
-    return Thinking(between((first, last), thinks=begun), {}, end, bytes_of, budget)
+    return Thinking(between((first, last), thinks=begun), {}, end, end, bytes_of, budget)

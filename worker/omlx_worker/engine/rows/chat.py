@@ -114,8 +114,9 @@ class Chat:
         if reply is None or not self._form.thinks:
             return None
         form = self._form
-        close = self.encode(form.close_for_calls if request.calling else form.close)
-        return Thinking(reply.markup, reply.tokens, tuple(close), self._bytes_of, budget)
+        again = tuple(self.encode(form.close))
+        first = tuple(self.encode(form.close_for_calls)) if request.calling else again
+        return Thinking(reply.markup, reply.tokens, first, again, self._bytes_of, budget)
 
     def answer_begins(self, reply: ReplyForm | None) -> list[int] | None:
         """The tokens of an answer before its content; None if thinking has begun."""

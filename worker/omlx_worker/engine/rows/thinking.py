@@ -23,6 +23,7 @@ class Thinking:
         markup: the markers in its text.
         tokens: the texts of the tokens that write `Markup.by_token`, by their ids.
         close: what ends the thinking at the budget: an end of it, and maybe a header.
+        close_again: what ends thinking that begins after the budget is spent.
         bytes_of: what a token writes. From any thread.
         budget: tokens of thinking, at most, markers not counted; None without a limit.
     """
@@ -30,6 +31,7 @@ class Thinking:
     markup: Markup
     tokens: Mapping[int, str]
     close: tuple[int, ...]
+    close_again: tuple[int, ...]
     bytes_of: Callable[[int], bytes] = field(repr=False)
     budget: int | None = None
 
@@ -86,7 +88,7 @@ class Thoughts:
         self._part: Part = thinking.markup.first
         # What may begin a marker or is a header, and how many characters each token wrote of it.
         self._text, self._lengths = "", tuple[int, ...]()
-        self._closing = 0
+        self._close, self._closing = thinking.close, 0
         self.tokens = 0
         self.commit(generated)
 
@@ -102,7 +104,7 @@ class Thoughts:
 
     def feed(self, token: int) -> None:
         written = self._thinking.written(token)
-        self._close(token)
+        self._count_closing(token)
         self._text, self._lengths = self._text + written, (*self._lengths, len(written))
         self.tokens += self.on
         while self._part in self._thinking.edges:
@@ -115,6 +117,8 @@ class Thoughts:
             if self._part == "nothing":
                 header = self._text[: found.start()].replace(_BY_TOKEN, "")
                 to = self._thinking.markup.headed(header, to)
+            if to == "reasoning" and self.nears_budget(0):
+                self._close = self._thinking.close_again
             self._part = to
             self._forget(found.end() - kept)
         if self._part == "nothing" and len(self._text) > MOST_HEADER:
@@ -122,9 +126,9 @@ class Thoughts:
         most = MOST_HEADER if self._part == "nothing" else self._thinking.longest - 1
         self._forget(max(0, len(self._text) - most))
 
-    def _close(self, token: int) -> None:
+    def _count_closing(self, token: int) -> None:
         """Count the token if it goes on with what ends the thinking."""
-        close, begun = self._thinking.close, self.on or self._closing
+        close, begun = self._close, self.on or self._closing
         if begun and token == close[self._closing]:
             self._closing = (self._closing + 1) % len(close)
         else:
@@ -157,7 +161,7 @@ class Thoughts:
         the character that has begun there; None for any.
         """
         goes_on = (self.on and not _is_partial(self._text)) or self._closing
-        return self._thinking.close[self._closing] if goes_on and self.nears_budget(0) else None
+        return self._close[self._closing] if goes_on and self.nears_budget(0) else None
 
     def nears_budget(self, tokens: int) -> bool:
         """Whether a token may be forced after the next ``tokens``."""

@@ -131,6 +131,26 @@ def test_tokens_of_thinking_are_counted_and_end_at_the_budget(form: Written) -> 
     assert held.tokens == 10
 
 
+def test_thinking_that_begins_again_after_its_budget_ends_with_an_answer() -> None:
+    form = FORMS["harmony"]
+    chat, asked = Chat(form.tokenizer, "m"), request(tools=[F])
+    thinking = chat.thinking(asked, chat.reply(asked, chat.text(asked)), 3)
+    assert thinking is not None
+    held, written = Thoughts(thinking), list[int]()
+    # A model that thinks on wherever it may.
+    wanted = tokens_of(form, "<|channel|>analysis<|message|>Hm, well.")
+    coming = list(wanted)
+    while len(written) < 60:
+        written.append(coming.pop(0) if held.forced is None else held.forced)
+        coming = coming if held.forced is None else list(wanted)
+        held.feed(written[-1])
+    text = form.tokenizer.decode(written)
+    assert text.startswith("<|channel|>analysis<|message|>Hm,<|end|><|start|>assistant"), (
+        "a call may follow"
+    )
+    assert "<|start|>assistant<|channel|>final<|message|>" in text
+
+
 def test_a_marker_counts_only_where_its_token_writes_it() -> None:
     form = FORMS["qwen 3"]
     found = reply_of(form, request())
