@@ -195,7 +195,7 @@ class Splitter:
         """Hold back the end of a text without a whole marker; the rest is certain."""
         if self.part == "nothing":
             self._held = text
-            begun = max(self._begun(text, marker) for marker in self._edges)
+            begun = max((self._begun(text, marker) for marker in self._edges), default=0)
             if len(text) - begun > MOST_HEADER:
                 self._give_up_header()
                 yield from self.feed("")
