@@ -133,16 +133,19 @@ class Chat:
         Raises:
             InvalidRequest: if the calls that it asks for cannot be held to the model's syntax.
         """
-        constraint, calling = request.constraint, request.calling
-        header = self._form.header
+        constraint, calling, form = request.constraint, request.calling, self._form
+        header = form.header
         if calling is not None and (calling.required or calling.strict or constraint):
             grammar = grammar_of_calls(
-                self._model, calling, self._syntax, self._form.spelling, header, constraint
+                self._model, calling, self._syntax, form.spelling, header, constraint
             )
             constraint, header = Constraint("grammar", grammar), ""
+            if self._syntax.bare:
+                # Only what begins or follows the thinking with a brace is read as a call.
+                form = replace(form, opens=(), closes=())
         if constraint is None or reply is None:
             return constraint
         first = reply.markup.first
         talks = request.constraint is None
-        frame = self._form.frame(first, reply.tail, header, talks=talks)
+        frame = form.frame(first, reply.tail, header, talks=talks)
         return replace(constraint, frame=frame)

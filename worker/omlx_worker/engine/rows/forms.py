@@ -348,9 +348,12 @@ def markup_of(
 
 
 def _beginnings(syntax: Syntax, functions: Iterable[str]) -> Sequence[str]:
-    """What follows the marker of a call, each up to the function's name or with it."""
-    head, named, _ = syntax.before.partition("{name}")
+    """What follows the marker of a call, up to the function's name or a little further."""
+    head, named, after = syntax.before.partition("{name}")
     if not named:
         return []
     head = (syntax.section or ("",))[0] + head
-    return [head] if head.strip() else [head + name for name in functions]
+    if head.strip():
+        return [head]
+    # Arguments, or the end of the call, follow a name that is not prose.
+    return [f"{head}{name}{end}" for name in functions for end in ([after] if after else "\n<")]

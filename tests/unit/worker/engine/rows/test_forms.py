@@ -188,6 +188,12 @@ QWEN = Written(
     ("<think>", "</think>", "<tool_call>", "</tool_call>"),
     family="json_tools",
 )
+GLM = Written(
+    "<think>",
+    "",
+    (*QWEN.tokens, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    family="glm47",
+)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
@@ -223,6 +229,16 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
             QWEN,
             "Is <tool_call> needed?\n</think>\n\nNo.",
             ("No.", "Is <tool_call> needed?", []),
+        ),
+        (
+            GLM,
+            "I may use <tool_call>f here.</think>No.",
+            ("No.", "I may use <tool_call>f here.", []),
+        ),
+        (
+            GLM,
+            "Hm.<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+            ("", "Hm.", ["f"]),
         ),
     ],
 )
@@ -265,6 +281,21 @@ def test_calls_by_any_header_are_held_to_their_schemas(header: str, choice: str)
     assert takes(f'{ANALYSIS}{header}<|message|>{{"a": 1}}')
     assert not takes(f'{ANALYSIS}{header}<|message|>{{"a": "1"}}')
     assert takes(f"{ANALYSIS}<|channel|>final<|message|>So.") == (choice == "auto")
+
+
+def test_a_required_call_that_the_grammar_takes_is_read() -> None:
+    form = FORMS["hunyuan"]
+    chat, asked = Chat(form.tokenizer, "m"), request(tools=[F], tool_choice="required")
+    found = chat.reply(asked, chat.text(asked))
+    constraint = chat.constraint(asked, found)
+    assert constraint is not None
+    grammar = Grammars(form.tokenizer, len(form.tokenizer)).compile(constraint)
+    call = '{"name": "f", "arguments": {"a": 1}}'
+    for text in (call, f"<think>\nHm.\n</think>\n{call}", f"<answer>\n{call}\n</answer>"):
+        matcher, tokens = grammar.start.deep_copy(), tokens_of(form, text)
+        taken = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        read = "tool_calls" in answer_of(form.tokenizer, found, tokens)
+        assert taken == read == ("<answer>" not in text)
 
 
 def test_a_call_without_tools_is_not_what_the_user_reads() -> None:
