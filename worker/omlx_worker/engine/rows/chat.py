@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import takewhile
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -44,9 +44,12 @@ class Chat:
         self._model = model
         self._form = form_of(tokenizer)
         self._syntax = syntax_of(tokenizer)
-        self._bytes_of = bytes_in_any_thread(tokenizer)
         # The last system message asked about, and its tokens: chats of a file often share one.
         self._asked, self._begins = "", list[int]()
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[int], bytes]:
+        return bytes_in_any_thread(self._tokenizer)
 
     def text(self, request: GenerationRequest) -> str:
         """The prompt of a request with messages; see `Template.text`."""
@@ -83,17 +86,17 @@ class Chat:
         tail = self._template.tail(request, text) if self._may_be_begun(text) else ""
         names = [each.name for each in calling.functions] if calling else []
         syntax = self._syntax if calling else None
-        holds = request.constraint is not None or (
+        held = request.constraint is not None or (
             calling is not None and (calling.required or calling.strict)
         )
-        markup, tokens = markup_of(self._form, syntax, names, tail, held=holds)
+        markup, tokens = markup_of(self._form, syntax, names, tail, held=held)
         if calling is None:
             return ReplyForm(markup, tokens=tokens, tail=tail)
         reader = CallReader(self._tokenizer, calling.functions)
-        # Free text with strict calls may have any other beside them.
-        holds = calling.required or request.constraint is not None
+        # Strict calls alone have free text around them.
+        whole = calling.required or request.constraint is not None
         end = self._syntax.end
-        if holds and reader.is_exact and end and end not in markup.by_token:
+        if whole and reader.is_exact and end and end not in markup.by_token:
             # An argument may spell this end. Only the reader, as the grammar's inverse, can tell.
             markup = markup.model_copy(update={"edges": {**markup.edges, "call": {}}})
             return ReplyForm(markup, reader.read_all, None, calling.parallel, tokens, tail)

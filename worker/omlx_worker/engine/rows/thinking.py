@@ -127,7 +127,7 @@ class Thoughts:
         self._forget(max(0, len(self._text) - most))
 
     def _count_closing(self, token: int) -> None:
-        """Count the token if it goes on with what ends the thinking."""
+        """Count how many tokens of the close the last tokens are."""
         close, begun = self._close, self.on or self._closing
         if begun and token == close[self._closing]:
             self._closing = (self._closing + 1) % len(close)

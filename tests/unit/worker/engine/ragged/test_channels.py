@@ -24,7 +24,7 @@ CODE = {"structured_outputs": {"regex": "[abdef]{4}"}}
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """A model of random weights, which goes on with anything, with the tokens of channels."""
+    """A model with the tokens of channels. Its weights are random."""
     path = write_llama(tmp_path_factory.mktemp("channels"), vocab_size=264)
     FORMS["harmony"].tokenizer._tokenizer.save_pretrained(path)
     return Loaded.at(path)

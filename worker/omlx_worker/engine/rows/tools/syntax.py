@@ -125,6 +125,13 @@ _DSML = Syntax(
     end="</｜DSML｜function_calls>",
     section=("\n", "", ""),
 )
+_DEEPSEEK = Syntax(
+    "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    start="<｜tool▁calls▁begin｜>",
+    end="<｜tool▁calls▁end｜>",
+    section=("", "", ""),
+)
 _OTHERS: dict[tuple[str, ...], Syntax] = {
     # gpt-oss. The recipient tells a call, in the role or after any channel.
     ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"): Syntax(
@@ -145,20 +152,13 @@ _OTHERS: dict[tuple[str, ...], Syntax] = {
     ),
     ("｜DSML｜",): _DSML,
     # DeepSeek R1 and V3, whose template writes a fence around arguments, and V3.1.
-    ("<｜tool▁calls▁begin｜>", "```json"): Syntax(
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
-        "\n```<｜tool▁call▁end｜>",
-        start="<｜tool▁calls▁begin｜>",
-        end="<｜tool▁calls▁end｜>",
+    ("<｜tool▁calls▁begin｜>", "```json"): replace(
+        _DEEPSEEK,
+        before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+        after="\n```<｜tool▁call▁end｜>",
         section=("", "\n", ""),
     ),
-    ("<｜tool▁calls▁begin｜>",): Syntax(
-        "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-        start="<｜tool▁calls▁begin｜>",
-        end="<｜tool▁calls▁end｜>",
-        section=("", "", ""),
-    ),
+    ("<｜tool▁calls▁begin｜>",): _DEEPSEEK,
     # Seed-OSS.
     ("<seed:tool_call>",): Syntax(
         "\n<function={name}>\n",
