@@ -58,7 +58,12 @@ ADDED = {
 """The markers of each of mlx-lm's parsers, and of families that it has none for."""
 
 ADDED["deepseek_v31"] = ADDED["deepseek_r1"]
-_IN_TEMPLATES = {"deepseek_r1": "```json", "nemotron": "<TOOLCALL>"}
+_IN_TEMPLATES = {
+    "deepseek_r1": "{# ```json #}",
+    "nemotron": "{# <TOOLCALL> #}",
+    # An answer goes on in a header that the prompt begins.
+    "harmony": "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
+}
 _PARSERS = {each.name: each.name for each in iter_modules(tool_parsers.__path__)}
 _PARSERS["mistral_list"] = "mistral"
 
@@ -111,8 +116,8 @@ def tokenizer_with(added: Collection[str], template: str, family: str = "") -> T
         tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
         tokenizer.save(str(path / "tokenizer.json"))
         file = path / "tokenizer_config.json"
-        template += f"{{# {_IN_TEMPLATES.get(family, '')} #}}"
-        config: dict[str, Any] = json.loads(file.read_text()) | {"chat_template": template}
+        config: dict[str, Any] = json.loads(file.read_text())
+        config["chat_template"] = template + _IN_TEMPLATES.get(family, "")
         if family in _PARSERS:
             config["tool_parser_type"] = _PARSERS[family]
         file.write_text(json.dumps(config))
