@@ -36,6 +36,8 @@ def server_url(settings: WorkerSettings, given: Container[str]) -> Iterator[str]
         given: the fields from the command line.
     """
     if not settings.embedded_redis:
+        if "redis_dir" in given:
+            fail(INVALID, f"{source_of('redis_dir')} is for --embedded-redis; add that")
         yield connection.redis_url(settings.redis_url, DOTENV)
         return
     if "redis_url" in given:

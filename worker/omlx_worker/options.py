@@ -143,7 +143,10 @@ def start_advice(settings: WorkerSettings, options: Mapping[str, Any]) -> str:
 
     url = options["redis_url"]
     secret = url is not None and without_password(url) != url
-    given = arguments_of({**options, "redis_url": None} if secret else options)
+    left_out = {"redis_url"} if secret else set()
+    # The folder is the embedded server's.
+    left_out |= {"redis_dir"} if settings.redis_url else set()
+    given = arguments_of({name: each for name, each in options.items() if name not in left_out})
     server = [] if settings.redis_url else ["--embedded-redis"]
     needs = f"with {PREFIX}REDIS_URL set to the same URL " if secret else ""
     return f"{needs}start {shlex.join(['omlx-worker', 'run', *given, *server])} in another terminal"

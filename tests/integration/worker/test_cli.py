@@ -362,6 +362,7 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
             "--model-alias: got 'a b'; give a model's alias, 1 to 200 letters",
         ),
         (["--embedded-redis", "--redis-url", "redis://x"], "leave --redis-url out"),
+        (["--redis-dir", "/tmp"], "--redis-dir is for --embedded-redis; add that"),
         (["--max-batch", "many"], "--max-batch: got many; give a whole number from 1 to 1024"),
         (["--memory-limit", "much"], "--memory-limit: got much; give a size such as 24GB"),
         (["--lease-seconds", "0"], "--lease-seconds: got 0; give a number from 1 to 86400"),

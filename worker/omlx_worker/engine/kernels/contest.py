@@ -77,10 +77,12 @@ class Contest:
         self.contests = 0
         self._results: dict[tuple[str, str], Result] = {}
         self._file = folder / f"kernels-{_identity()}.json" if folder and not fixed else None
-        if self._file and self._file.exists():
+        if self._file:
             try:
                 kept = [Result(**fields) for fields in json.loads(self._file.read_text())]
-            except (ValueError, TypeError, KeyError) as error:
+            except FileNotFoundError:
+                kept = []
+            except (OSError, ValueError, TypeError, KeyError) as error:
                 log.warning("%s is not used, its kernels are timed anew: %s", self._file, error)
                 kept = []
             self._results = {(result.part, result.size): result for result in kept}

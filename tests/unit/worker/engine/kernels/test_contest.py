@@ -183,3 +183,16 @@ def test_a_file_that_cannot_be_read_is_made_anew(
 
     assert "timed anew" in caplog.text
     assert file.read_text().startswith("[")
+
+
+def test_a_folder_that_is_none_is_told_and_the_faster_form_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")
+
+    contest = Contest(folder)
+    held(contest, slow(doubled), fast)
+
+    assert str(folder) in caplog.text
+    assert next(iter(contest.results)).form == "kernel"
