@@ -32,6 +32,8 @@ class Markup(BaseModel):
         kept: of a marker, the characters at its end that belong to what follows.
         by_token: markers that count only where a token writes them, not where other tokens spell
             them. Each with the place in it where that token's text begins.
+        early: markers that count only before the first word of the content. No token writes them,
+            so later they are words of an answer that speaks of them.
         bare: whether content that begins with a brace is a call up to the end of the text.
     """
 
@@ -42,6 +44,7 @@ class Markup(BaseModel):
     headers: dict[str, Part] = {}
     kept: dict[str, int] = {}
     by_token: dict[str, int] = {}
+    early: tuple[str, ...] = ()
     bare: bool = False
 
     def after(self, part: Part) -> dict[str, Part]:
@@ -95,6 +98,7 @@ class Splitter:
         self._before = 0
         self._marks: set[int] = set()
         self.part: Part = markup.first
+        self._has_content = False
         # Whether what begins here has been taken for a header already.
         self._is_no_header = False
         self._opens = self._after_marker = False
@@ -150,13 +154,22 @@ class Splitter:
     def _found(self, text: str, at: int) -> re.Match[str] | None:
         """The next marker that counts."""
         found = self._marker.search(text, at) if self._marker else None
-        while found and self._marker and not self._counts(found):
+        while found and self._marker and not self._counts(found, at):
             found = self._marker.search(text, found.start() + 1)
         return found
 
-    def _counts(self, found: re.Match[str]) -> bool:
+    def _counts(self, found: re.Match[str], at: int = 0) -> bool:
+        """Whether a marker counts, after the text of its part from ``at`` on."""
         place = self._markup.by_token.get(found[0])
-        return place is None or self._before + found.start() + place in self._marks
+        if place is not None:
+            return self._before + found.start() + place in self._marks
+        return not self._is_late(found[0], found.string[at : found.start()])
+
+    def _is_late(self, marker: str, before: str) -> bool:
+        """Whether a marker has words of the content before it that it must not have."""
+        if marker not in self._markup.early or self.part != "content":
+            return False
+        return self._has_content or bool(before.strip())
 
     def end(self, *, cut: bool = False) -> Iterator[Span]:
         """What was held back: the text ends here.
@@ -217,7 +230,8 @@ class Splitter:
         # If a token writes its beginning, this is that token.
         by_token = begun and self._markup.by_token.get(marker) == 0
         at = self._before + len(text) - begun
-        return 0 if by_token and at not in self._marks else begun
+        no_token = by_token and at not in self._marks
+        return 0 if no_token or self._is_late(marker, text[: len(text) - begun]) else begun
 
     def _from_gap(self, text: str) -> str:
         """A text with the gap before it, which is then empty."""
@@ -229,6 +243,8 @@ class Splitter:
         if text or self._opens:
             yield Span(self.part, text, self._opens, at)
             self._opens = False
+        if self.part == "content":
+            self._has_content = self._has_content or bool(text.strip())
 
     def _enter(self, part: Part) -> None:
         self._may_be_bare = self._markup.bare and self.part == "reasoning"

@@ -17,6 +17,7 @@ from tests.helpers.markups import between
 MARKS = between(("<think>", "</think>"), ("<call>", "</call>"))
 BARE = between(("<think>", "</think>"), bare=True)
 OPENED = MARKS.model_copy(update={"first": "reasoning"})
+EARLY = MARKS.model_copy(update={"early": ("<think>",)})
 BY_TOKEN = MARKS.model_copy(update={"by_token": {"<think>": 0, "</think>": 2, "<call>": 0}})
 
 
@@ -32,6 +33,8 @@ BY_TOKEN = MARKS.model_copy(update={"by_token": {"<think>": 0, "</think>": 2, "<
         ("a<call>1</call>b<call></call>\n", MARKS, Reply("a\nb", "", ["1", ""])),
         ("<think>a</think>b<think>c</think>", MARKS, Reply("b", "a\nc")),
         ("<think><call></think>", MARKS, Reply("", "<call>")),
+        ("\n<think>a</think>b<think>c</think>", EARLY, Reply("b<think>c</think>", "a")),
+        ("<think>a</think>b<call>1</call><think>", EARLY, Reply("b\n<think>", "a", ["1"])),
         ("a <cal", MARKS, Reply("a <cal")),
         ("<call>cut </cal", MARKS, Reply("", "", ["cut </cal"])),
         ("[C]f[C]g", between(call=("[C]", "")), Reply("", "", ["f[C]g"])),
@@ -67,6 +70,9 @@ def split_simply(text: str, markup: Markup, marks: set[int]) -> list[tuple[Part,
 
     def counts(found: re.Match[str]) -> bool:
         place = markup.by_token.get(found[0])
+        if found[0] in markup.early and part == "content":
+            said = [text for part, text in parts if part == "content"]
+            return not "".join([*said, text[: found.start()]]).strip()
         return place is None or length - len(text) + found.start() + place in marks
 
     while True:
@@ -89,7 +95,7 @@ def joined(parts: list[str]) -> str:
 @given(
     st.lists(st.sampled_from(PIECES)),
     st.data(),
-    st.sampled_from([MARKS, OPENED, BARE, BY_TOKEN, between(call=("<call>", "")), Markup()]),
+    st.sampled_from([MARKS, OPENED, EARLY, BARE, BY_TOKEN, between(call=("<call>", "")), Markup()]),
 )
 def test_the_parts_do_not_depend_on_how_the_text_comes(
     pieces: list[str], data: st.DataObject, markup: Markup

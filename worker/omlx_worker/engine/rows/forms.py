@@ -81,6 +81,12 @@ class Form:
         return {}
 
     @property
+    def early(self) -> tuple[str, ...]:
+        """What begins the thinking or the answer, where no token does; see `Markup.early`."""
+        begin = {self.start, *self.opens} - self.by_token
+        return tuple(each for each in self.edges().get("content", ()) if each in begin)
+
+    @property
     def headers(self) -> dict[str, Part]:
         """The words of headers that choose a part; see `Markup.headers`."""
         return {}
@@ -344,7 +350,7 @@ def markup_of(
     }
     markup = Markup(edges=edges, headers=headers, kept=kept, by_token=by_token, bare=bare)
     first = form.begun(markup.without_calls(), tail)
-    return markup.model_copy(update={"first": first}), tokens
+    return markup.model_copy(update={"first": first, "early": form.early}), tokens
 
 
 def _beginnings(syntax: Syntax, functions: Iterable[str]) -> Sequence[str]:

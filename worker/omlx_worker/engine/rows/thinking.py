@@ -56,6 +56,11 @@ class Thinking:
             made[part] = re.compile("|".join(map(re.escape, markers)) or "(?!)"), markers
         return made
 
+    @cached_property
+    def early(self) -> frozenset[str]:
+        """`Markup.early`, as `written` writes them."""
+        return frozenset(map(_a_byte_each, self.markup.early))
+
     def written(self, token: int) -> str:
         """What a token writes, a character a byte. A token of a marker is unlike its spelling."""
         if (marker := self.tokens.get(token)) is not None:
@@ -86,6 +91,7 @@ class Thoughts:
     def __init__(self, thinking: Thinking, generated: Iterable[int] = ()) -> None:
         self._thinking = thinking
         self._part: Part = thinking.markup.first
+        self._has_content = False
         # What may begin a marker or is a header, and how many characters each token wrote of it.
         self._text, self._lengths = "", tuple[int, ...]()
         self._close, self._closing = thinking.close, 0
@@ -109,7 +115,7 @@ class Thoughts:
         self.tokens += self.on
         while self._part in self._thinking.edges:
             pattern, markers = self._thinking.edges[self._part]
-            if (found := pattern.search(self._text)) is None:
+            if (found := self._found(pattern)) is None:
                 break
             if self.on:
                 self.tokens -= self._tokens_from(found.start())
@@ -119,12 +125,27 @@ class Thoughts:
                 to = self._thinking.markup.headed(header, to)
             if to == "reasoning" and self.nears_budget(0):
                 self._close = self._thinking.close_again
+            self._has_content = self._has_words(found.start())
             self._part = to
             self._forget(found.end() - kept)
         if self._part == "nothing" and len(self._text) > MOST_HEADER:
             self._part = "content"
         most = MOST_HEADER if self._part == "nothing" else self._thinking.longest - 1
-        self._forget(max(0, len(self._text) - most))
+        certain = max(0, len(self._text) - most)
+        self._has_content = self._has_words(certain)
+        self._forget(certain)
+
+    def _found(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """The next marker that counts; see `Markup.early`."""
+        found = pattern.search(self._text)
+        while found and found[0] in self._thinking.early and self._has_words(found.start()):
+            found = pattern.search(self._text, found.start() + 1)
+        return found
+
+    def _has_words(self, characters: int) -> bool:
+        """Whether the content up to a place of the text has more than space."""
+        is_content = self._part == "content"
+        return self._has_content or (is_content and bool(self._text[:characters].strip()))
 
     def _count_closing(self, token: int) -> None:
         """Count how many tokens of the close the last tokens are."""

@@ -100,6 +100,20 @@ def test_the_answer_under_a_schema_is_all_that_the_user_is_told() -> None:
     assert matcher.try_consume_tokens(tokens) < len(tokens)
 
 
+@pytest.mark.parametrize("form", [FORMS["hunyuan"], FORMS["granite 3.3"], FORMS["olmo 3"]])
+def test_an_answer_may_speak_of_markers_that_no_token_writes(form: Written) -> None:
+    answer = '{"it": "<think> begins a thought, <answer> or <response> an answer"}'
+    tokens, asked = tokens_of(form, form.written(answer)), request()
+    chat = Chat(form.tokenizer, "m")
+    found = chat.reply(asked, chat.text(asked))
+    message = answer_of(form.tokenizer, found, tokens)
+    assert (message["content"], message["reasoning_content"]) == (answer, form.reasoning)
+    held = chat.thinking(asked, found, 1000)
+    assert held is not None
+    assert not Thoughts(held, tokens).on
+    assert Thoughts(held, tokens).tokens == Thoughts(held, tokens_of(form, form.written())).tokens
+
+
 @each_form
 def test_tokens_of_thinking_are_counted_and_end_at_the_budget(form: Written) -> None:
     asked, chat = request(), Chat(form.tokenizer, "m")
