@@ -163,6 +163,6 @@ def _sum(sums: mx.array, part: _Part, slots: int) -> mx.array:
     sums = sums.astype(mx.float32)
     if part.owners is None:
         return sums
-    # A product, since a GPU would add to slots in any order.
+    # A product, since a GPU would add to slots in any order. It adds 0 times the sums of others.
     own = (mx.arange(slots)[:, None] == part.owners).astype(mx.float32)
-    return (own @ sums.flatten(1)).reshape(slots, *sums.shape[1:])
+    return (own @ mx.nan_to_num(sums).flatten(1)).reshape(slots, *sums.shape[1:])
