@@ -38,6 +38,7 @@ from omlx_producer.wire import (
     EMBEDDINGS_URL,
     RESPONSES_URL,
     Completion,
+    End,
     GenerationRequest,
     read_queue_name,
 )
@@ -219,8 +220,8 @@ def _naming(prompts: str | None, number: int = 0) -> Iterator[None]:
             number = error.index
         place = f"{prompts}[{number}]" if error.field in ("messages", "prompt") else error.field
         if isinstance(error, JobFailed):
-            told = str(error).replace(error.field, place or "", 1)
-            raise JobFailed(error.job_id, told, error.code, place or "") from None
+            end = End(error.code, error.sentence, place or "", error.remedy)
+            raise end.error(error.job_id) from None
         error.index, error.field = None, place
         raise
 

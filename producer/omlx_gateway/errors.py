@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omlx_producer.complaints import cause
 from omlx_producer.errors import (
     InvalidRequest,
-    JobCancelled,
-    JobFailed,
+    JobError,
     JobTimeout,
     MalformedResult,
     ModelNotFound,
@@ -28,6 +27,7 @@ from omlx_producer.errors import (
     unquoted,
 )
 from omlx_producer.outage import passes
+from omlx_producer.wire.end import STATES
 
 RETRY_SECONDS = 5
 LINGER_SECONDS = 1.0
@@ -79,18 +79,20 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(404, sentence, code="model_not_found", param="model")
         case UnknownJob():
             return ApiError(404, sentence, code="job_not_found")
-        case InvalidRequest() | JobFailed(code="invalid_request"):
+        case InvalidRequest():
             return ApiError(400, sentence, param=error.field or None)
-        case JobCancelled():
-            return ApiError(409, sentence, "server_error", "job_cancelled", headers=FINAL)
-        case JobFailed():
-            return ApiError(500, sentence, "server_error", f"job_{error.code}", headers=FINAL)
+        case MalformedResult():
+            return ApiError(500, sentence, "server_error", "malformed_result", headers=FINAL)
+        case JobError():
+            state = STATES[error.code]
+            if state.refused:
+                return ApiError(state.http, sentence, param=error.field or None)
+            code = f"job_{error.code}"
+            return ApiError(state.http, sentence, "server_error", code, headers=FINAL)
         case JobTimeout():
             return ApiError(504, sentence, "server_error", "timeout", headers=FINAL)
         case TokensLost():
             return ApiError(500, sentence, "server_error", "tokens_lost", headers=FINAL)
-        case MalformedResult():
-            return ApiError(500, sentence, "server_error", "malformed_result", headers=FINAL)
         case NotStored():
             log.error(sentence)
             return ApiError(507, sentence, "server_error", "not_stored", headers=FINAL)

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from omlx_gateway.access import require_still
 from omlx_gateway.gateway import Gateway, cancel
 from omlx_producer import AsyncJobHandle, AsyncTokenStream, ChatChunks, TextChunks, TokensLost
-from omlx_producer.client.outcome import Outcome
 from omlx_producer.client.response_events import ResponseEvents
-from omlx_producer.wire import CancelledEvent, FailedEvent, GenerationRequest, JobEvent, TokensEvent
+from omlx_producer.wire import EndEvent, GenerationRequest, JobEvent, TokensEvent
 
 # A comment, so that nobody between here and the client takes a waiting stream for a dead one.
 PING_SECONDS = 15.0
@@ -93,8 +92,8 @@ async def event_stream(
             if isinstance(chunks, ResponseEvents) and form.numbered and not had:
                 chunks.told, form.numbered = form.numbered, 0
             is_event = isinstance(chunks, ResponseEvents) and chunks.told
-            if isinstance(event, FailedEvent | CancelledEvent) and not is_event:
-                Outcome.of_event(event).unwrap()
+            if isinstance(event, EndEvent) and not (event.end.ok or is_event):
+                raise event.end.error(job.id)
             bodies = list(chunks.take(event))
             for part in [] if had else _parts(job.id, event, bodies):
                 yield part

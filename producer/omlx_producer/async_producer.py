@@ -138,7 +138,7 @@ class AsyncProducer:
 
     async def result(self, job_id: str, timeout: float | None = None) -> Completion:
         """See `Producer.result`."""
-        return (await wait_for_end_async(self._connection, job_id, timeout)).unwrap()
+        return await wait_for_end_async(self._connection, job_id, timeout)
 
     async def status(self, job_id: str) -> JobState:
         """See `Producer.status`."""

@@ -66,8 +66,7 @@ class InvalidRequest(OmlxQueueError, ValueError):
     def told(self, field: str | None) -> str:
         """The sentence with another name for the field."""
         where = "" if self.index is None else f"request {self.index}: "
-        where += "" if field is None else f"{field}: "
-        return where + "; ".join(filter(None, (self.got, self.remedy)))
+        return where + spelled(field, self.got, self.remedy)
 
 
 class ModelNotFound(InvalidRequest):
@@ -132,6 +131,13 @@ class TokensLost(OmlxQueueError):
 class JobError(OmlxQueueError):
     """The job is over and has no result.
 
+    Attributes:
+        code: ``invalid_request`` if another try would fail too, ``expired`` after its completion
+            window, ``quarantined`` if workers died while they ran it, ``cancelled``, or ``failed``.
+        sentence: what went wrong.
+        field: the path to what a worker refuses in the request; "" of anything else.
+        remedy: what to do about it; "" if the sentence says it.
+
     >>> job = producer.submit(prompt="def f(x):")
     >>> try:
     ...     text = job.result().text
@@ -139,18 +145,19 @@ class JobError(OmlxQueueError):
     ...     text = f"job {error.job_id}: {error}"
     """
 
-    def __init__(self, job_id: str, message: str) -> None:
-        super().__init__(message)
+    code = "failed"
+
+    def __init__(
+        self, job_id: str, sentence: str, code: str = "", field: str = "", remedy: str = ""
+    ) -> None:
+        super().__init__(spelled(field, sentence, remedy))
         self.job_id = job_id
+        self.code = code or self.code
+        self.sentence, self.field, self.remedy = sentence, field, remedy
 
 
 class JobFailed(JobError):
     """The job failed; the message says why.
-
-    Attributes:
-        code: ``invalid_request`` if another try would fail too, ``expired`` after its completion
-            window, else ``failed``.
-        field: the path to what a worker refuses in the request; "" of anything else.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> try:
@@ -158,11 +165,6 @@ class JobFailed(JobError):
     ... except JobFailed as error:
     ...     text = f"{error.code}: {error}"
     """
-
-    def __init__(self, job_id: str, message: str, code: str = "failed", field: str = "") -> None:
-        super().__init__(job_id, message)
-        self.code = code
-        self.field = field
 
 
 class JobCancelled(JobError):
@@ -177,6 +179,8 @@ class JobCancelled(JobError):
     ...     print(error)
     the job was cancelled before a worker took it
     """
+
+    code = "cancelled"
 
 
 class MalformedResult(JobError):
@@ -202,6 +206,12 @@ class JobTimeout(OmlxQueueError, TimeoutError):
     ...     print(job.state().status)
     queued
     """
+
+
+def spelled(field: str | None, sentence: str, remedy: str) -> str:
+    """Field, value and remedy as one sentence."""
+    where = f"{field}: " if field else ""
+    return where + "; ".join(filter(None, (sentence, remedy)))
 
 
 def one_line(text: str) -> str:

@@ -435,7 +435,7 @@ class Producer:
             MalformedResult: if its result in Redis is not a response body.
             UnknownJob: if the job does not exist, or its result has expired.
         """
-        return wait_for_end(self.connection, job_id, timeout).unwrap()
+        return wait_for_end(self.connection, job_id, timeout)
 
     def status(self, job_id: str) -> JobState:
         """The state of a job.

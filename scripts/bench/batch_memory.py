@@ -29,7 +29,7 @@ from rich.table import Table
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, Row
-from omlx_producer.wire import DoneEvent, GenerationRequest, Usage, events_key, queue_name
+from omlx_producer.wire import End, EndEvent, GenerationRequest, Usage, events_key, queue_name
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Commit, Ending
@@ -73,8 +73,8 @@ def ending(job: Claim) -> Ending:
         "choices": [{"index": 0, "text": text, "finish_reason": "length", "logprobs": None}],
         "usage": usage.model_dump(),
     }
-    event = DoneEvent(job_id=job.id, n=ANSWER_TOKENS, finish_reasons=["length"], usage=usage)
-    return Ending("finished", event, result=body)
+    event = EndEvent.of(job.id, ANSWER_TOKENS, End(), finish_reasons=["length"], usage=usage)
+    return Ending(event, result=body)
 
 
 def answer_all(connection: Redis) -> None:

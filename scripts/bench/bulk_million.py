@@ -23,7 +23,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from omlx_producer.wire import MODELS_KEY, PRIORITIES, DoneEvent, ModelInfo, Usage, queue_name
+from omlx_producer.wire import MODELS_KEY, PRIORITIES, End, EndEvent, ModelInfo, Usage, queue_name
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Ending
@@ -141,8 +141,8 @@ def ended(job: Claim) -> Ending:
         "choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}],
         "usage": usage.model_dump(),
     }
-    event = DoneEvent(job_id=job.id, n=12, finish_reasons=["stop"], usage=usage)
-    return Ending("finished", event, result=body)
+    event = EndEvent.of(job.id, 12, End(), finish_reasons=["stop"], usage=usage)
+    return Ending(event, result=body)
 
 
 def serve(url: str) -> None:

@@ -27,7 +27,7 @@ from rich.table import Table
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from omlx_producer import DoneEvent, GenerationRequest, Usage
+from omlx_producer import End, EndEvent, GenerationRequest, Usage
 from omlx_producer.client.enqueue import JobTimes, NewJob, enqueue
 from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.queue.claim import Claim
@@ -67,8 +67,8 @@ def fill(connection: Redis, count: int) -> None:
 
 
 def ending(job: Claim) -> Ending:
-    event = DoneEvent(job_id=job.id, n=64, finish_reasons=["stop"], usage=USAGE)
-    return Ending("finished", event, result={"id": f"cmpl-{job.id}", **BODY})
+    event = EndEvent.of(job.id, 64, End(), finish_reasons=["stop"], usage=USAGE)
+    return Ending(event, result={"id": f"cmpl-{job.id}", **BODY})
 
 
 def measure(connection: Redis, count: int, batch: int) -> Lap:

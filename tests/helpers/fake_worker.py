@@ -17,10 +17,8 @@ from omlx_producer.client.workers import WorkerFigures, write_figures
 from omlx_producer.connection import server_time
 from omlx_producer.wire import (
     MODELS_KEY,
-    CancelledEvent,
     ChoiceDelta,
-    DoneEvent,
-    FailedEvent,
+    EndEvent,
     FinishReason,
     JobEvent,
     Markup,
@@ -178,8 +176,12 @@ class FakeWorker:
             ],
             "usage": usage.model_dump(),
         }
-        done = DoneEvent(
-            job_id=self.job_id, n=count, finish_reasons=[reason] * len(self.texts), usage=usage
+        done = EndEvent(
+            type="done",
+            job_id=self.job_id,
+            n=count,
+            finish_reasons=[reason] * len(self.texts),
+            usage=usage,
         )
         self._end(done if event else None, "finished", Result.Type.SUCCESSFUL, body, None)
         return body
@@ -188,11 +190,13 @@ class FakeWorker:
         self, error: str, code: str = "failed", field: str = "", *, event: bool = True
     ) -> None:
         cause = {"code": code, "field": field}
-        failed = FailedEvent(job_id=self.job_id, n=self.n, error=error, code=code, field=field)
+        failed = EndEvent(
+            type="failed", job_id=self.job_id, n=self.n, error=error, code=code, field=field
+        )
         self._end(failed if event else None, "failed", Result.Type.FAILED, None, error, cause)
 
     def stop(self, error: str = "the job was stopped on request") -> None:
-        cancelled = CancelledEvent(job_id=self.job_id, n=self.n, error=error)
+        cancelled = EndEvent(type="cancelled", job_id=self.job_id, n=self.n, error=error)
         self._end(cancelled, "stopped", Result.Type.FAILED, None, error)
 
     def _end(

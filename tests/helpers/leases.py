@@ -7,10 +7,9 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.wire import (
     PRIORITIES,
-    CancelledEvent,
     ChoiceDelta,
-    DoneEvent,
-    FailedEvent,
+    End,
+    EndEvent,
     TokensEvent,
     Usage,
     queue_name,
@@ -54,16 +53,16 @@ def tokens(job_id: str, n: int, count: int = 1) -> TokensEvent:
 
 def done(job_id: str, n: int = 3) -> Ending:
     usage = Usage(prompt_tokens=1, completion_tokens=n, total_tokens=1 + n)
-    event = DoneEvent(job_id=job_id, n=n, finish_reasons=["stop"], usage=usage)
-    return Ending("finished", event, result={"text": "abc"})
+    event = EndEvent.of(job_id, n, End(), finish_reasons=["stop"], usage=usage)
+    return Ending(event, result={"text": "abc"})
 
 
 def failed(job_id: str, sentence: str = "it broke") -> Ending:
-    return Ending("failed", FailedEvent(job_id=job_id, n=0, error=sentence))
+    return Ending(EndEvent.of(job_id, 0, End("failed", sentence)))
 
 
 def stopped(job_id: str) -> Ending:
-    return Ending("stopped", CancelledEvent(job_id=job_id, n=0, error="stopped"))
+    return Ending(EndEvent.of(job_id, 0, End("cancelled", "stopped")))
 
 
 def expire(connection: Redis, leases: LeaseTable) -> None:

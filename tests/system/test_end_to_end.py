@@ -18,7 +18,7 @@ from redis import Redis
 from rq.cli import main as rq_cli
 
 from omlx_producer import JobFailed, Producer
-from omlx_producer.wire import DoneEvent, JobEvent, Priority, TokensEvent, queue_name
+from omlx_producer.wire import EndEvent, JobEvent, Priority, TokensEvent, queue_name
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from tests.helpers.decoding import Loaded
 from tests.helpers.demo_worker import worker
@@ -42,7 +42,7 @@ def text_of(stream: Iterable[JobEvent]) -> str:
             count = event.n
             text += event.choices[0].text
         else:
-            assert isinstance(event, DoneEvent)
+            assert isinstance(event, EndEvent)
     return text
 
 

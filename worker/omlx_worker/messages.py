@@ -11,53 +11,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Self
 
-from omlx_producer.errors import InvalidRequest, one_line
-from omlx_producer.wire import CancelledEvent, FailedEvent
+from omlx_producer.wire import End
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
-from omlx_worker.queue.ending import Ending
 
-# Reasons why a job leaves before it has finished.
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The job cannot be served. ``retry`` says whether another try could help.
-
-    Attributes:
-        code: see `omlx_producer.JobFailed`, as for ``field``.
-    """
-
-    sentence: str
-    retry: bool = True
-    code: str = "failed"
-    field: str = ""
-
-    @classmethod
-    def refusing(cls, error: InvalidRequest) -> Self:
-        """The end of a job whose request can never be served."""
-        return cls(one_line(str(error)), False, "invalid_request", error.field or "")
-
-    def ending(self, job_id: str, n: int) -> Ending:
-        """The ending after ``n`` tokens."""
-        event = FailedEvent(
-            job_id=job_id, n=n, error=self.sentence, code=self.code, field=self.field
-        )
-        return Ending("failed", event, retry=self.retry)
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The job was stopped on request."""
-
-    sentence: str
-
-    def ending(self, job_id: str, n: int) -> Ending:
-        """The ending after ``n`` tokens."""
-        return Ending("stopped", CancelledEvent(job_id=job_id, n=n, error=self.sentence))
+# Reasons why a job leaves before it has finished; an `End` without an answer is one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +30,8 @@ class Lost:
     """The lease is gone: nothing may be written about the job."""
 
 
-Reason = Failed | Stopped | GivenBack | Lost
-Readiness = ActiveJob | Failed | Stopped | GivenBack
+Reason = End | GivenBack | Lost
+Readiness = ActiveJob | End | GivenBack
 """What preparing a claimed job has come to: it is ready to run, or why it is not."""
 
 # To the decode thread, which passes the first two on to the traffic thread.

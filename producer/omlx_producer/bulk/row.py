@@ -13,9 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from omlx_producer.client.outcome import Outcome
-from omlx_producer.errors import JobError, JobFailed, MalformedResult
 from omlx_producer.wire import GenerationRequest
+from omlx_producer.wire.end import STATES
 from omlx_producer.wire.responses import as_completion
 
 DIGEST_CHARACTERS = 24
@@ -23,7 +22,7 @@ TOKEN_CHARACTERS = 4
 """The length of a token in a text whose tokens were not counted."""
 
 ID_PREFIX = "batch_req_"
-REFUSED = frozenset({"unparsable", "duplicate_custom_id", "invalid_request"})
+REFUSED = frozenset(code for code, state in STATES.items() if state.refused)
 """The codes of rows that fail again unless the row or the model behind its alias changes."""
 NO_MODEL = "model_not_found"
 """The code of rows whose model no worker has announced yet."""
@@ -151,19 +150,6 @@ class RowResult:
     def __post_init__(self) -> None:
         usage = RowUsage() if self.body is None else RowUsage.of(self.body)
         object.__setattr__(self, "usage", usage)
-
-    @classmethod
-    def of_job(cls, row: Row | BatchRow, outcome: Outcome) -> RowResult:
-        """The result of a row whose job is over."""
-        try:
-            return cls(row, outcome.job_id, body=outcome.unwrap())
-        except MalformedResult as error:
-            code, reason = "no_response", str(error)
-        except JobFailed as error:
-            code, reason = error.code, str(error)
-        except JobError as error:
-            code, reason = outcome.ending, str(error)
-        return cls(row, outcome.job_id, code=code, reason=reason, field=outcome.field)
 
     @classmethod
     def of_bad(cls, row: BadRow) -> RowResult:

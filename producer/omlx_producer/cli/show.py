@@ -13,7 +13,7 @@ from redis.utils import str_if_bytes
 from rq.job import Job
 
 from omlx_producer.client.chunks import ChatChunks
-from omlx_producer.client.outcome import WAITING, Outcome
+from omlx_producer.client.outcome import WAITING
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.figures import queue_key, read_figures
 from omlx_producer.outage import RECONNECT_SECONDS, passes
@@ -22,9 +22,8 @@ from omlx_producer.program import program_name
 from omlx_producer.terminal import counted, without_counts, write
 from omlx_producer.wire import (
     PRIORITIES,
-    CancelledEvent,
     Completion,
-    FailedEvent,
+    EndEvent,
     JobEvent,
     TokensEvent,
     answer_text,
@@ -202,9 +201,9 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
             else:
                 writer.write(event)
     writer.end()
-    if isinstance(event, FailedEvent | CancelledEvent):
-        Outcome.of_event(event).unwrap()
-    elif not has_text:
+    if isinstance(event, EndEvent) and not event.end.ok:
+        raise event.end.error(job_id)
+    if not has_text:
         # Decisions and short bulk jobs publish no tokens, and streams expire.
         show_result(producer, job_id, None, as_json=as_json)
 

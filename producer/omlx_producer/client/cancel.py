@@ -14,10 +14,11 @@ from rq.rate_limit import RateLimitRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from omlx_producer.client.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
+from omlx_producer.client.outcome import fetch_job, read_stream_end, write_stream_end
 from omlx_producer.errors import OmlxQueueError, UnknownJob
 from omlx_producer.lua import load
-from omlx_producer.wire import CancelledEvent, events_key
+from omlx_producer.wire import End, EndEvent, events_key
+from omlx_producer.wire.end import ENDED
 from omlx_producer.wire.keys import STOP_FIELD
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
@@ -49,8 +50,8 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
                 return "over"
             raise
         status = job.get_status(refresh=False).value
-        if status in ENDINGS:
-            return "cancelled" if ENDINGS[status] == "cancelled" else "over"
+        if status in ENDED:
+            return "cancelled" if ENDED[status] == "cancelled" else "over"
         try:
             if status == "started":
                 if not _mark(connection, job):
@@ -81,7 +82,7 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
     """
     with connection.pipeline() as pipe:
         pipe.watch(job.key, events_key(job.id))  # type: ignore[no-untyped-call]
-        if job.get_status().value in ENDINGS or job.is_started:
+        if job.get_status().value in ENDED or job.is_started:
             raise WatchError
         tokens, over = read_stream_end(connection, job.id)
         pipe.multi()
@@ -89,7 +90,7 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
             # The job was requeued; the stream is that of an earlier run.
             pipe.delete(events_key(job.id))
             tokens = 0
-        event = CancelledEvent(job_id=job.id, n=tokens, error=REASON)
+        event = EndEvent.of(job.id, tokens, End("cancelled", REASON))
         # RQ refuses to cancel a job with a rate limit in a pipeline; its limit follows below.
         limit, job.rate_limit_key = job.rate_limit_key, None
         job.cancel(pipeline=pipe)

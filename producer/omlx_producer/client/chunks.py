@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from omlx_producer.wire import DoneEvent, JobEvent, TokenLogprob, TokensEvent
+from omlx_producer.wire import JobEvent, TokenLogprob, TokensEvent
 from omlx_producer.wire.events import CUTS, ChoiceDelta, FinishReason, TextLogprobs
 from omlx_producer.wire.markup import Markup, Part, Span, StreamedReply, read
 
@@ -69,7 +69,7 @@ class ChatChunks:
                 choice = self._choices[delta.index]
                 choice.logprobs += [entry.in_chat for entry in delta.logprobs or ()]
                 yield from self._of_text(delta.index, choice.feed(delta))
-        elif isinstance(event, DoneEvent):
+        elif event.end.ok:
             for index, reason in enumerate(event.finish_reasons):
                 calls = event.tool_calls[index] if event.tool_calls else []
                 yield from self._begun(index)
@@ -152,7 +152,7 @@ class TextChunks:
             for delta in event.choices:
                 drafted = delta.drafted if self._include_drafted else None
                 yield self._chunk(delta.index, delta.text, delta.logprobs or (), drafted=drafted)
-        elif isinstance(event, DoneEvent):
+        elif event.end.ok:
             for index, reason in enumerate(event.finish_reasons):
                 yield self._chunk(index, "", (), reason)
             if self._include_usage:

@@ -6,10 +6,10 @@ import json
 import zlib
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from numbers import Real
-from typing import Any, Literal
+from typing import Any
 
 import redis
 from pydantic import ValidationError
@@ -22,35 +22,18 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import (
     InvalidRequest,
-    JobCancelled,
-    JobFailed,
     JobTimeout,
     MalformedResult,
     UnknownJob,
     shown,
 )
-from omlx_producer.wire import (
-    CancelledEvent,
-    DoneEvent,
-    FailedEvent,
-    TerminalEvent,
-    events_key,
-    tokens_channel,
-)
+from omlx_producer.wire import EndEvent, events_key, tokens_channel
 from omlx_producer.wire.completion import Completion
+from omlx_producer.wire.end import ENDED, STATES, End, Status
 from omlx_producer.wire.request_part import MAX_LEVELS, levels
 
-Ended = Literal["finished", "failed", "cancelled"]
-Status = Literal["queued", "started", Ended]
 ResultEntry = tuple[bytes, Mapping[bytes, bytes]]
 
-# RQ's statuses of ended jobs, and ours.
-ENDINGS: dict[str, Ended] = {
-    "finished": "finished",
-    "failed": "failed",
-    "stopped": "cancelled",
-    "canceled": "cancelled",
-}
 WAITING = (
     b"created",
     b"queued",
@@ -61,14 +44,9 @@ WAITING = (
 )
 """RQ's statuses of jobs that wait."""
 _DEEP = "nested too deeply"
-_NO_REASON: dict[Ended, str] = {
-    "finished": "",
-    "failed": "the job failed without a reason",
-    "cancelled": "the job was cancelled",
-}
-
-
-EXPIRED = "the job did not finish within its completion_window; give it a longer one"
+EXPIRED = End(
+    "expired", "the job did not finish within its completion_window", remedy="give it a longer one"
+)
 
 
 def unknown_job(job_id: str) -> UnknownJob:
@@ -101,71 +79,45 @@ def timed_out(job_id: str, timeout: float | None) -> JobTimeout:
     return JobTimeout(f"job {job_id} did not finish within {timeout:g} s")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of a job: an OpenAI response body, or a sentence that says why there is none.
+def answer_of(job_id: str, end: End) -> Completion:
+    """The result of a job that has ended.
 
-    Attributes:
-        code: of a failure, and ``field``: see `JobFailed`.
+    Raises:
+        JobFailed: if the job failed.
+        JobCancelled: if it was cancelled or stopped.
+        MalformedResult: if its result is not a response body.
     """
+    if not end.ok:
+        raise end.error(job_id)
+    try:
+        return Completion(end.body)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(map(str, problem["loc"]))
+        reason = f"{field}: {problem['msg']}" if field else "not a JSON object"
+        raise _malformed(job_id, reason) from None
 
-    job_id: str
-    ending: Ended
-    body: Any = None
-    error: str = ""
-    code: str = "failed"
-    field: str = ""
 
-    @classmethod
-    def of_event(cls, event: FailedEvent | CancelledEvent) -> Outcome:
-        """What the event of a job without a result says."""
-        if isinstance(event, FailedEvent):
-            return cls(event.job_id, "failed", None, event.error, event.code, event.field)
-        return cls(event.job_id, "cancelled", error=event.error)
+def event_of(job_id: str, end: End, cursor: int) -> EndEvent:
+    """The last event of a stream that has none.
 
-    def unwrap(self) -> Completion:
-        """The result.
+    Args:
+        cursor: the number of tokens that the consumer has had.
 
-        Raises:
-            JobFailed: if the job failed.
-            JobCancelled: if it was cancelled or stopped.
-            MalformedResult: if its result is not a response body.
-        """
-        if self.ending == "failed":
-            raise JobFailed(self.job_id, self.error, self.code, self.field)
-        if self.ending == "cancelled":
-            raise JobCancelled(self.job_id, self.error)
-        try:
-            return Completion(self.body)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            field = ".".join(map(str, problem["loc"]))
-            reason = f"{field}: {problem['msg']}" if field else "not a JSON object"
-            raise _malformed(self.job_id, reason) from None
-
-    def as_event(self, cursor: int) -> TerminalEvent:
-        """The terminal event of a stream that has none.
-
-        Args:
-            cursor: the number of tokens that the consumer has had.
-
-        Raises:
-            MalformedResult: if the job finished, but its result is not a response body.
-        """
-        if self.ending == "failed":
-            return FailedEvent(
-                job_id=self.job_id, n=cursor, error=self.error, code=self.code, field=self.field
-            )
-        if self.ending == "cancelled":
-            return CancelledEvent(job_id=self.job_id, n=cursor, error=self.error)
-        completion = self.unwrap()
-        return DoneEvent(
-            job_id=self.job_id,
-            n=max(cursor, completion.usage.completion_tokens),
-            finish_reasons=[choice.finish_reason for choice in completion.choices],
-            tool_calls=completion.tool_calls,
-            usage=completion.usage,
-        )
+    Raises:
+        MalformedResult: if the job finished, but its result is not a response body.
+    """
+    if not end.ok:
+        return EndEvent.of(job_id, cursor, end)
+    completion = answer_of(job_id, end)
+    return EndEvent.of(
+        job_id,
+        max(cursor, completion.usage.completion_tokens),
+        end,
+        finish_reasons=[choice.finish_reason for choice in completion.choices],
+        tool_calls=completion.tool_calls,
+        usage=completion.usage,
+    )
 
 
 def _malformed(job_id: str, reason: str) -> MalformedResult:
@@ -195,19 +147,23 @@ def ask_result(pipe: Any, job_id: str) -> Any:
     return pipe
 
 
-def read_outcome(job_id: str, ending: Ended, entry: ResultEntry | None) -> Outcome:
+def read_end(job_id: str, status: str, entry: ResultEntry | None) -> End:
     """Read the last entry of the results stream of an ended job.
 
     It has JSON in base64, or the zlib form of the reason in base64.
+
+    Args:
+        status: RQ's, one of `ENDED`.
 
     Raises:
         UnknownJob: if the job finished, but its result has expired.
         MalformedResult: if the entry is not one of RQ's, or not in JSON. Pickle is never read.
     """
+    usual = End(ENDED[status], STATES[ENDED[status]].said)
     if entry is None:
-        if ending == "finished":
+        if usual.ok:
             raise unknown_job(job_id)
-        return Outcome(job_id, ending, error=_NO_REASON[ending])
+        return usual
     _, payload = entry
     if b"type" not in payload:
         raise _malformed(job_id, "not written by RQ")
@@ -227,24 +183,26 @@ def read_outcome(job_id: str, ending: Ended, entry: ResultEntry | None) -> Outco
         raise _malformed(job_id, _DEEP) from None
     except zlib.error:
         raise _malformed(job_id, "not written by RQ") from None
-    lines = error.strip().splitlines() or [_NO_REASON[ending]]
-    code, field = (payload.get(name, b"").decode(errors="replace") for name in (b"code", b"field"))
-    return Outcome(job_id, ending, body, lines[-1], code or "failed", field)
+    if usual.ok:
+        return replace(usual, body=body)
+    lines = error.strip().splitlines() or [usual.sentence]
+    names = (b"code", b"field", b"remedy")
+    code, field, remedy = (payload.get(name, b"").decode(errors="replace") for name in names)
+    return End.read(usual.code, code, lines[-1], field, remedy)
 
 
-def find_outcome(
-    job_id: str, status: bytes | None, entries: Sequence[ResultEntry]
-) -> Outcome | None:
-    """The outcome of a job, from the reply to `ask_result`; None while it waits or runs.
+def find_end(job_id: str, status: bytes | None, entries: Sequence[ResultEntry]) -> End | None:
+    """The end of a job, from the reply to `ask_result`; None while it waits or runs.
 
     Raises:
         UnknownJob: if the job does not exist, or its result has expired.
-        MalformedResult: see `read_outcome`.
+        MalformedResult: see `read_end`.
     """
     if status is None:
         raise unknown_job(job_id)
-    ending = ENDINGS.get(status.decode())
-    return ending and read_outcome(job_id, ending, entries[0] if entries else None)
+    if (name := status.decode()) not in ENDED:
+        return None
+    return read_end(job_id, name, entries[0] if entries else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,17 +255,22 @@ def read_state(connection: redis.Redis, job_id: str) -> JobState:
     """
     job = fetch_job(connection, job_id)
     status = job.get_status(refresh=False).value
-    ending = ENDINGS.get(status)
     position = error = None
-    if ending is None and status != "started":
+    told: Status = "queued"
+    if status in ENDED:
+        told = STATES[ENDED[status]].status
+    elif status == "started":
+        told = "started"
+    else:
         position = Queue(job.origin, connection=connection).get_job_position(job_id)
-    elif ending == "failed" or ending == "cancelled":
+    if told in ("failed", "cancelled"):
         _, entries = ask_result(connection.pipeline(), job_id).execute()
-        error = read_outcome(job_id, ending, entries[0] if entries else None).error
+        end = read_end(job_id, status, entries[0] if entries else None)
+        told, error = end.state.status, str(end)
     tokens, _ = read_stream_end(connection, job_id)
     return JobState(
         id=job_id,
-        status=ending or ("started" if status == "started" else "queued"),
+        status=told,
         queue=job.origin,
         position=position,
         tokens=tokens,
@@ -333,8 +296,8 @@ def read_stream_end(connection: redis.Redis, job_id: str) -> tuple[int, bool]:
     return int(tokens), part != b"0"
 
 
-def write_stream_end(pipeline: Pipeline, event: TerminalEvent, *, keep_for: int) -> None:
-    """Queue the terminal event of a job, for its consumers.
+def write_stream_end(pipeline: Pipeline, event: EndEvent, *, keep_for: int) -> None:
+    """Queue the last event of a job, for its consumers.
 
     Args:
         keep_for: seconds until the stream expires.

@@ -19,10 +19,9 @@ from redis.exceptions import RedisError
 from rq.job import Job
 
 from omlx_producer.client.outcome import (
-    ENDINGS,
-    Outcome,
+    answer_of,
     ask_result,
-    find_outcome,
+    find_end,
     require_job_id,
     require_timeout,
     timed_out,
@@ -31,7 +30,8 @@ from omlx_producer.client.stream import PAGE, REQUEUED_SECONDS, Follower, entrie
 from omlx_producer.connection import block_seconds, connect_async, require_client
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outage import RECONNECT_SECONDS, Reconnection, passes
-from omlx_producer.wire import JobEvent
+from omlx_producer.wire import Completion, End, JobEvent
+from omlx_producer.wire.end import ENDED
 
 LOOK_SECONDS, SECONDS_A_JOB = 0.02, 0.0005
 """Between two looks. A thousand waits are a look in half a second, which takes some 20 ms."""
@@ -40,7 +40,7 @@ FIRST_LOOK_SECONDS = 1.0
 """A wait looks at its job once, however short its timeout is, unless the server hangs."""
 
 
-_OVER = {None, *(name.encode() for name in ENDINGS)}
+_OVER = {None, *(name.encode() for name in ENDED)}
 
 
 class AsyncTokenStream:
@@ -123,7 +123,7 @@ async def _left(call: Awaitable[Any]) -> Any:
 
 async def wait_for_end_async(
     connection: redis.asyncio.Redis, job_id: str, timeout: float | None
-) -> Outcome:
+) -> Completion:
     """The form of `wait_for_end` for an event loop."""
     require_job_id(job_id)
     require_timeout(timeout)
@@ -136,7 +136,7 @@ async def wait_for_end_async(
                 told: list[asyncio.Future[Any]] = [wait.looked, wait.ended]
                 await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
                 limit.reschedule(None if wait.ended.done() else deadline)
-                return await wait.ended
+                return answer_of(job_id, await wait.ended)
     except TimeoutError:
         raise timed_out(job_id, timeout) from None
 
@@ -156,15 +156,15 @@ class Wait:
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.looked: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[Outcome] = loop.create_future()
+        self.ended: asyncio.Future[End] = loop.create_future()
 
-    def tell(self, find: Callable[[], Outcome | None]) -> None:
-        """Take the outcome, or the error of asking for it."""
+    def tell(self, find: Callable[[], End | None]) -> None:
+        """Take the end, or the error of asking for it."""
         if self.ended.done():
             return
         try:
-            if outcome := find():
-                self.ended.set_result(outcome)
+            if end := find():
+                self.ended.set_result(end)
         except Exception as error:  # noqa: BLE001 (who waits raises it)
             self.ended.set_exception(error)
 
@@ -252,7 +252,7 @@ class Waits:
             if not wait.looked.done():
                 wait.looked.set_result(None)
 
-    def _tell(self, jobs: Iterable[str], find: Callable[[], Outcome | None]) -> None:
+    def _tell(self, jobs: Iterable[str], find: Callable[[], End | None]) -> None:
         for wait in self._of(jobs):
             wait.tell(find)
 
@@ -268,11 +268,11 @@ async def _replies(pipe: Any) -> list[Any]:
     return replies
 
 
-def _find(job_id: str, *replies: Any) -> Outcome | None:
+def _find(job_id: str, *replies: Any) -> End | None:
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-    return find_outcome(job_id, *replies)
+    return find_end(job_id, *replies)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from omlx_producer.client.chunks import ChatChunks
-from omlx_producer.wire import CancelledEvent, DoneEvent, FailedEvent, GenerationRequest, JobEvent
+from omlx_producer.wire import EndEvent, GenerationRequest, JobEvent
 from omlx_producer.wire.responses import (
     call_item,
     ending_of,
@@ -44,7 +44,7 @@ class ResponseEvents:
 
     def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
         """The events of the response that one event of its job adds."""
-        if isinstance(event, FailedEvent | CancelledEvent):
+        if isinstance(event, EndEvent) and not event.end.ok:
             if self.told:
                 error = {"code": "server_error", "message": event.error}
                 yield self._end("failed", error=error)
@@ -56,7 +56,7 @@ class ResponseEvents:
             for choice in chunk["choices"]:
                 yield from self._write("reasoning", choice["delta"].get("reasoning_content"))
                 yield from self._write("message", choice["delta"].get("content"))
-        if isinstance(event, DoneEvent):
+        if isinstance(event, EndEvent):
             ending = ending_of(event.finish_reasons[0])
             calls = event.tool_calls[0] if event.tool_calls else []
             if not (self._items or calls):

@@ -9,9 +9,9 @@ import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.client.outcome import (
-    Outcome,
+    answer_of,
     ask_result,
-    find_outcome,
+    find_end,
     require_job_id,
     require_timeout,
     results_key,
@@ -19,10 +19,11 @@ from omlx_producer.client.outcome import (
 )
 from omlx_producer.connection import block_seconds
 from omlx_producer.outage import Reconnection
+from omlx_producer.wire import Completion
 
 
-def wait_for_end(connection: redis.Redis, job_id: str, timeout: float | None) -> Outcome:
-    """Wait for the end of a job; see `Producer.result` for the errors.
+def wait_for_end(connection: redis.Redis, job_id: str, timeout: float | None) -> Completion:
+    """Wait for the result of a job; see `Producer.result` for the errors.
 
     It reads the job's results, on a connection of its own, and looks at the job after a silence:
     other tools end jobs without a result.
@@ -34,8 +35,8 @@ def wait_for_end(connection: redis.Redis, job_id: str, timeout: float | None) ->
         try:
             status, entries = ask_result(connection.pipeline(), job_id).execute()
             outage.answered()
-            if outcome := find_outcome(job_id, status, entries):
-                return outcome
+            if end := find_end(job_id, status, entries):
+                return answer_of(job_id, end)
             pause = min(block_seconds(connection), until - time.monotonic())
             if pause > 0:
                 last = entries[0][0] if entries else "0-0"

@@ -21,11 +21,10 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from omlx_producer.client.outcome import (
-    ENDINGS,
     WAITING,
-    Outcome,
     ask_result,
-    read_outcome,
+    event_of,
+    read_end,
     require_job_id,
     unknown_job,
 )
@@ -33,8 +32,9 @@ from omlx_producer.connection import block_seconds, connect, require_client
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
 from omlx_producer.outage import Reconnection
-from omlx_producer.wire import Completion, Markup, events_key
-from omlx_producer.wire.events import DoneEvent, JobEvent, ReadChoice, TokensEvent, parse_event
+from omlx_producer.wire import Completion, End, EndEvent, Markup, events_key
+from omlx_producer.wire.end import ENDED
+from omlx_producer.wire.events import JobEvent, ReadChoice, TokensEvent, parse_event
 from omlx_producer.wire.markup import StreamedReply
 
 PAGE = 500
@@ -170,16 +170,16 @@ class Follower:
 
         Raises:
             UnknownJob: if there is neither a job nor the end of its stream, or no result.
-            MalformedResult: see `read_outcome`.
+            MalformedResult: see `read_end`.
         """
         self._outage.answered()
         ended = bool(last) and not last[0][0].endswith(b"-0")
-        ending = ENDINGS.get(status.decode()) if status else None
+        name = status.decode() if status else ""
         self.early = ended and status in WAITING
         if self.early:
             return
         # Again, if a page was full, or the job has ended and its entries may not be the last ones.
-        self.looks = len(entries) == PAGE or bool(entries and (ending or status is None))
+        self.looks = len(entries) == PAGE or bool(entries and (name in ENDED or status is None))
         if entries:
             yield from self._take(self._read(entries))
         elif ended:
@@ -187,9 +187,8 @@ class Follower:
             yield from self._take([last[0][1].get(b"event", b"")])
         elif status is None:
             raise unknown_job(self.job_id)
-        elif ending:
-            outcome = read_outcome(self.job_id, ending, results[0] if results else None)
-            yield from self._take([outcome])
+        elif name in ENDED:
+            yield from self._take([read_end(self.job_id, name, results[0] if results else None)])
 
     def heard(self, entries: Sequence[Entry]) -> Iterator[JobEvent]:
         """The events that new entries of the stream add; none is a silence."""
@@ -206,7 +205,7 @@ class Follower:
             self.after = entry_id.decode()
             yield fields.get(b"event", b"")
 
-    def _take(self, items: Iterable[bytes | Outcome]) -> Iterator[JobEvent]:
+    def _take(self, items: Iterable[bytes | End]) -> Iterator[JobEvent]:
         try:
             for item in items:
                 event = self._delivered.take(item)
@@ -270,18 +269,21 @@ class Delivered:
         self._choices: dict[int, ReadChoice] = {}
         self._read_again = False
 
-    def take(self, item: bytes | Outcome) -> JobEvent | None:
-        """What an entry of the stream, or the outcome of a job, adds to what was had.
+    def take(self, item: bytes | End) -> JobEvent | None:
+        """What an entry of the stream, or the end of a job, adds to what was had.
 
         Raises:
             _Gap: if something before it is missing. It is a TokensLost the second time.
             TokensLost: if the stream holds others than were had, or no event ends at the cursor.
         """
-        event = item.as_event(self._cursor) if isinstance(item, Outcome) else self._parse(item)
+        if is_end := isinstance(item, End):
+            event: JobEvent = event_of(self.job_id, item, self._cursor)
+        else:
+            event = self._parse(item)
         if isinstance(event, TokensEvent):
             return self._add(event)
-        if isinstance(event, DoneEvent):
-            self._require_whole(event, isinstance(item, Outcome))
+        if event.end.ok:
+            self._require_whole(event, is_end)
         self.over = True
         return event
 
@@ -323,7 +325,7 @@ class Delivered:
         self._read_again = False
         return event if rest == event.choices else event.model_copy(update={"choices": rest})
 
-    def _require_whole(self, event: DoneEvent, from_result: bool) -> None:
+    def _require_whole(self, event: EndEvent, from_result: bool) -> None:
         """A finished job has published all of its tokens, or none."""
         # The last text of a choice may have counted as a token.
         if self.base > event.usage.completion_tokens + len(event.finish_reasons):

@@ -43,6 +43,7 @@ from omlx_producer.program import (
     param_name,
     program_name,
 )
+from omlx_producer.wire.end import STATES
 
 REDIS_OPTION = "--redis-url"
 redis_option = option(
@@ -73,8 +74,8 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
         except UnsuitableRedis as error:
             fail(UNREACHABLE, str(error))
         except (JobFailed, JobCancelled) as error:
-            ending = "failed" if isinstance(error, JobFailed) else "cancelled"
-            fail(JOB_ENDED_BADLY, f"job {error.job_id} {ending}: {error}")
+            state = STATES[error.code]
+            fail(state.exit, f"job {error.job_id} {state.status}: {error}")
         except JobTimeout as error:
             fail(NOT_ENDED, f"{error}; it goes on")
         except OmlxQueueError as error:

@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError, RedisError
 from rq.defaults import RQ_KEY_PREFIX
 
 from omlx_producer.outage import LongCall
+from omlx_producer.wire.end import ENDED
 from omlx_producer.wire.keys import CONSTANTS, KEYS
 
 
@@ -31,6 +32,7 @@ def source(name: str) -> str:
 def _names_in(text: str) -> str:
     """Constants, and the keys that a script names: functions of what they belong to, or texts."""
     lines = [f"local {name} = {value!r}" for name, value in CONSTANTS.items()]
+    lines.append(f"local ENDED = {{{', '.join(f'{status} = true' for status in ENDED)}}}")
     for name, key in KEYS.items():
         if not re.search(rf"\b{name}\b", text):
             continue

@@ -88,14 +88,12 @@ local function read(job)
     'enqueued_at', ROW, WIRE_FIELD, unpack(UNSUPPORTED))
 end
 
-local ended = {finished = true, failed = true, stopped = true, canceled = true}
-
 -- An id that must not run: not RQ's, deleted, ended, or pushed twice.
 local function is_stale(job, fields)
   if not string.match(job, '^[%w_-]+$') then return true end
   local state = fields[1]
   if not state then return redis.call('EXISTS', job_key(job)) == 0 end
-  if ended[state] then return true end
+  if ENDED[state] then return true end
   if state ~= 'started' then return false end
   local executions = redis.call('ZRANGE', executions_key(job), 0, -1)
   for _, queue in ipairs(KEYS) do

@@ -33,11 +33,11 @@ local function expire(name, seconds)
   if seconds > 0 then redis.call('EXPIRE', name, seconds) else redis.call('PERSIST', name) end
 end
 
--- The result as RQ stores it, with the code and field of a failure.
+-- The result as RQ stores it, with the code, field and remedy of an end without an answer.
 local function result_of(succeeded, payload, event)
   if succeeded then return 'return_value', payload end
   local failure = cjson.decode(event)
-  return 'exc_string', payload, 'code', failure.code or '', 'field', failure.field or ''
+  return 'exc_string', payload, 'code', failure.code, 'field', failure.field, 'remedy', failure.remedy
 end
 
 local function add_result(job, execution, succeeded, payload, event, started, ttl)

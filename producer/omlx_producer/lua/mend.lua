@@ -8,7 +8,6 @@
 -- Returns how many batches the next call is to pass over; nil after the last one.
 
 local queue, first, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local ended = {failed = true, stopped = true, canceled = true, finished = true}
 
 local function settle_cancelled(run, row)
   local entry = redis.call('HGET', batch_running_key(run, queue), row)
@@ -24,7 +23,7 @@ end
 
 local function mend_row(run, row, cancelling)
   local state = status(row_job(run, row))
-  if ended[state] or (state == 'deleted' and cancelling) then
+  if ENDED[state] or (state == 'deleted' and cancelling) then
     settle_cancelled(run, row)
   elseif state == 'deleted' then
     wait_again(run, row)

@@ -1,5 +1,6 @@
 -- Precedes every script: RQ's key names, RQ's date format, leases, and the way back to a queue.
--- Before it come RQ, the prefix of RQ's keys, and names of omlx_producer.wire.keys.
+-- Before it come RQ, the prefix of RQ's keys, names of omlx_producer.wire.keys, and ENDED, RQ's statuses of
+-- jobs that have ended.
 --
 -- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
 -- of memory, read only). So a job leaves one place only after it was written to the next.

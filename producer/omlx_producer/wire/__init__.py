@@ -13,10 +13,10 @@ A worker writes every event of a job twice, in one script call: as an entry of t
 ``tokens``     the new tokens since the event before. ``n`` is the number of tokens of the job
                so far, all choices together; ``choices`` are those that changed (`ChoiceDelta`)
 ``done``       the job finished: ``finish_reasons`` by choice, the calls of tools, and ``usage``
-``failed``     the job failed: ``error`` is one sentence
+``failed``     the job failed: ``error`` is one sentence, ``code`` says more
 ``cancelled``  the job was cancelled or stopped: ``error`` says why
 
-The last three are terminal: exactly one of them ends a stream. Stream ids are token counts. A
+The last three are an `EndEvent`: exactly one ends a stream. Stream ids are token counts. A
 ``tokens`` event has the id ``<n>-0``, the terminal event ``<n>-1``. So ids only grow, Redis refuses
 a late writer, and a consumer's cursor is a count of tokens.
 
@@ -48,6 +48,7 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message, TextPart
 from omlx_producer.wire.completion import Completion, answer_text
 from omlx_producer.wire.embedding import EncodingFormat, embedding_requests
+from omlx_producer.wire.end import End
 from omlx_producer.wire.endpoints import (
     CHAT_URL,
     COMPLETION_URL,
@@ -56,11 +57,9 @@ from omlx_producer.wire.endpoints import (
 )
 from omlx_producer.wire.events import (
     Alternative,
-    CancelledEvent,
     ChoiceDelta,
     CompletionTokensDetails,
-    DoneEvent,
-    FailedEvent,
+    EndEvent,
     FinishReason,
     FunctionCall,
     JobEvent,
@@ -68,7 +67,6 @@ from omlx_producer.wire.events import (
     PromptLogprob,
     PromptTokensDetails,
     Speculation,
-    TerminalEvent,
     TokenLogprob,
     TokensEvent,
     ToolCall,
@@ -128,15 +126,14 @@ __all__ = [
     "WIRE_VERSION",
     "Alternative",
     "Calling",
-    "CancelledEvent",
     "ChoiceDelta",
     "Completion",
     "CompletionTokensDetails",
     "CompletionWindow",
     "Constraint",
-    "DoneEvent",
     "EncodingFormat",
-    "FailedEvent",
+    "End",
+    "EndEvent",
     "FinishReason",
     "FunctionCall",
     "FunctionDefinition",
@@ -158,7 +155,6 @@ __all__ = [
     "ResponseFormat",
     "Speculation",
     "StructuredOutputs",
-    "TerminalEvent",
     "TextPart",
     "TokenLogprob",
     "TokensEvent",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from omlx_producer.wire.end import End
 from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.markup import Markup
 from omlx_producer.wire.remedy import Remedy
@@ -308,68 +309,59 @@ class TokensEvent(Wire):
         return f"{self.n}-0"
 
 
-class _TerminalEvent(Wire):
+class EndEvent(Wire):
+    """The end of a job, the last event of its stream.
+
+    Attributes:
+        type: ``done``, ``failed`` or ``cancelled``: `State.type`.
+        error: the end as one sentence, "" of a job that finished.
+        code: see `End`, as for ``field`` and ``remedy``. Older workers tell that of failures alone.
+        finish_reasons: by choice.
+        choices: empty deltas at the end of each choice, if the job published its tokens.
+        tool_calls: by choice; empty if none has any.
+        usage: of a job that finished.
+
+    >>> job = producer.submit(prompt="def f(x):", n=2)
+    >>> *_, last = job.stream()
+    >>> last.type, last.end.ok, len(last.finish_reasons)
+    ('done', True, 2)
+    """
+
+    type: Literal["done", "failed", "cancelled"]
     job_id: str
     n: int = Field(ge=0)
+    code: str = ""
+    error: str = ""
+    field: str = ""
+    remedy: str = ""
+    finish_reasons: list[FinishReason] = []
+    choices: list[ChoiceDelta] = []
+    tool_calls: list[list[ToolCall]] = []
+    usage: Usage = Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+
+    @classmethod
+    def of(cls, job_id: str, n: int, end: End, **answer: Any) -> EndEvent:
+        """The event of an end after ``n`` tokens.
+
+        Args:
+            answer: what the event says of a job that finished.
+        """
+        told = {"code": end.code, "error": str(end), "field": end.field, "remedy": end.remedy}
+        document = {"type": end.state.type, "job_id": job_id, "n": n}
+        return cls.model_validate(document | told | answer)
 
     @property
     def stream_id(self) -> str:
         return f"{self.n}-1"
 
-
-class DoneEvent(_TerminalEvent):
-    """The job finished; its finish reasons are by choice.
-
-    Attributes:
-        choices: empty deltas at the end of each choice, if the job published its tokens.
-        tool_calls: by choice; empty if none has any.
-
-    >>> job = producer.submit(prompt="def f(x):", n=2)
-    >>> *_, last = job.stream()
-    >>> isinstance(last, DoneEvent) and len(last.finish_reasons)
-    2
-    """
-
-    type: Literal["done"] = "done"
-    finish_reasons: list[FinishReason]
-    choices: list[ChoiceDelta] = []
-    tool_calls: list[list[ToolCall]] = []
-    usage: Usage
+    @property
+    def end(self) -> End:
+        """Why the job has no answer, or that it has one; never with the body."""
+        usual = "finished" if self.type == "done" else self.type
+        return End.read(usual, self.code, self.error, self.field, self.remedy)
 
 
-class FailedEvent(_TerminalEvent):
-    """The job failed; ``error`` is one sentence.
-
-    Attributes:
-        code: see `omlx_producer.JobFailed`.
-        field: the path to what the worker refuses in the request, with which ``error`` begins.
-
-    >>> FailedEvent(job_id="j1", n=0, error="the device was lost").type
-    'failed'
-    """
-
-    type: Literal["failed"] = "failed"
-    error: str
-    code: str = "failed"
-    field: str = ""
-
-
-class CancelledEvent(_TerminalEvent):
-    """The job was cancelled or stopped; ``error`` says why.
-
-    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
-    >>> job.cancel()
-    'cancelled'
-    >>> [event.type for event in job.stream()]
-    ['cancelled']
-    """
-
-    type: Literal["cancelled"] = "cancelled"
-    error: str
-
-
-TerminalEvent = DoneEvent | FailedEvent | CancelledEvent
-JobEvent = TokensEvent | TerminalEvent
+JobEvent = TokensEvent | EndEvent
 
 _EVENT: TypeAdapter[JobEvent] = TypeAdapter(Annotated[JobEvent, Field(discriminator="type")])
 

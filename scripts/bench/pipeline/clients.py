@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from omlx_producer import Producer
 from omlx_producer.client.reader import AsyncTokenStream
 from omlx_producer.producer import JobHandle
-from omlx_producer.wire import DoneEvent, GenerationRequest, TokensEvent
+from omlx_producer.wire import GenerationRequest, TokensEvent
 from scripts.bench.pipeline.lap import CpuClock, Lap, Watched
 
 SLOW_SECONDS = 0.25
@@ -77,7 +77,7 @@ async def _follow(connection: Redis, job: JobHandle, began: float) -> Watched:
                 watched.tokens += tokens
                 if tokens:
                     watched.arrivals.append(now)
-            elif isinstance(event, DoneEvent):
+            elif event.end.ok:
                 watched.ended = now
             else:
                 raise RuntimeError(f"job {job.id}: {event}")

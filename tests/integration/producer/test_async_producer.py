@@ -16,7 +16,6 @@ import redis
 from omlx_producer import (
     AsyncJobHandle,
     AsyncProducer,
-    DoneEvent,
     InvalidRequest,
     JobCancelled,
     JobFailed,
@@ -97,7 +96,7 @@ async def test_a_job_is_submitted_streamed_and_awaited(
     async with job.stream() as stream:
         assert (await anext(stream)).n == 1
         body = worker.finish()
-        assert isinstance(await anext(stream), DoneEvent)
+        assert (await anext(stream)).type == "done"
     completion = await waiting
     assert (completion, completion.text) == (body, "hello")
     assert await job.cancel() == "over"

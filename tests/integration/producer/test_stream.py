@@ -14,9 +14,8 @@ import redis.asyncio
 
 from omlx_producer import (
     AsyncTokenStream,
-    CancelledEvent,
-    DoneEvent,
-    FailedEvent,
+    End,
+    EndEvent,
     InvalidRequest,
     JobEvent,
     JobFailed,
@@ -71,7 +70,7 @@ def test_a_consumer_from_the_start_sees_every_token(job: JobHandle, worker: Fake
     events = list(job.stream())
     thread.join()
     assert text_of(events) == worker.texts[0]
-    assert isinstance(events[-1], DoneEvent)
+    assert isinstance(events[-1], EndEvent)
 
 
 def test_the_text_of_a_job_comes_as_it_is_written(job: JobHandle, worker: FakeWorker) -> None:
@@ -339,7 +338,7 @@ def test_a_job_that_publishes_nothing_ends_with_its_terminal_event(
     thread = in_thread(lambda: (time.sleep(0.2), worker.finish(n=9))[0])
     (event,) = job.stream()
     thread.join()
-    assert isinstance(event, DoneEvent)
+    assert isinstance(event, EndEvent)
     assert event.n == 9
 
 
@@ -350,7 +349,7 @@ def test_an_expired_stream_still_tells_how_the_job_ended(
     worker.finish("length")
     connection.delete(events_key(job.id))
     (event,) = job.stream()
-    assert isinstance(event, DoneEvent)
+    assert isinstance(event, EndEvent)
     assert (event.n, event.finish_reasons, event.usage.completion_tokens) == (2, ["length"], 2)
 
 
@@ -361,18 +360,18 @@ def test_an_end_without_an_event_is_noticed(job: JobHandle, worker: FakeWorker) 
     events = list(job.stream())
     thread.join()
     assert text_of(events) == "a"
-    assert events[-1] == FailedEvent(job_id=job.id, n=1, error="no memory")
+    assert events[-1] == EndEvent.of(job.id, 1, End("failed", "no memory"))
 
 
 def test_a_failed_job_tells_why_at_once(job: JobHandle, worker: FakeWorker) -> None:
     worker.fail("no memory")
-    assert list(job.stream()) == [FailedEvent(job_id=job.id, n=0, error="no memory")]
+    assert list(job.stream()) == [EndEvent.of(job.id, 0, End("failed", "no memory"))]
 
 
 def test_a_stopped_job_tells_so_at_once(job: JobHandle, worker: FakeWorker) -> None:
     worker.step("a")
     worker.stop()
-    assert isinstance(list(job.stream())[-1], CancelledEvent)
+    assert list(job.stream())[-1].type == "cancelled"
 
 
 def test_an_unknown_job_is_told_at_once(producer: Producer) -> None:

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from omlx_producer.wire import (
     ChoiceDelta,
-    DoneEvent,
+    EndEvent,
     Speculation,
     TokensEvent,
     Usage,
@@ -49,7 +49,9 @@ def ended(job: Shown, speculation: Speculation | None = None) -> Shown:
         total_tokens=5 + job.tokens,
         speculation=speculation or Speculation(),
     )
-    job.end = DoneEvent(job_id="j", n=job.tokens, finish_reasons=["length"], usage=usage)
+    job.end = EndEvent(
+        type="done", job_id="j", n=job.tokens, finish_reasons=["length"], usage=usage
+    )
     job.whole = True
     return job
 

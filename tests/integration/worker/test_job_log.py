@@ -83,7 +83,7 @@ def test_an_invalid_job_fails_without_its_prompt_in_the_log(
         job = enqueue(connection, **fields)
         run_burst(redis_url)
         [end] = said(caplog, job.id)
-        assert (end["event"], end["levelname"], end["error"]) == ("failed", "WARNING", error)
+        assert (end["event"], end["levelname"], end["error"]) == ("refused", "WARNING", error)
     assert "secret" not in caplog.text
 
 
@@ -115,7 +115,7 @@ def test_jobs_that_are_stopped_time_out_or_go_back_say_which(
         wait_for(lambda: started(connection) == 3)
         cancel_job(connection, cancelled.id, keep_for=60)
         wait_for(lambda: is_over(cancelled) and is_over(slow))
-    assert ended(caplog, cancelled.id)["event"] == "stopped"
+    assert ended(caplog, cancelled.id)["event"] == "cancelled"
     assert "longer than its timeout" in ended(caplog, slow.id)["error"]
     assert (ended(caplog, stays.id)["event"], ended(caplog, stays.id)["levelname"]) == (
         "given back",

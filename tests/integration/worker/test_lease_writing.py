@@ -13,7 +13,8 @@ from rq.job import JobStatus
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.outage import passes
 from omlx_producer.wire import (
-    CancelledEvent,
+    End,
+    EndEvent,
     events_key,
     tokens_channel,
 )
@@ -237,7 +238,7 @@ def test_a_stopped_job_reads_as_rq_leaves_one(connection: Redis) -> None:
     commit(
         leases,
         claimed,
-        Ending("stopped", CancelledEvent(job_id=job.id, n=0, error="stopped on request")),
+        Ending(EndEvent.of(job.id, 0, End("cancelled", "stopped on request"))),
     )
     assert job.get_status() is JobStatus.STOPPED
     assert job in queue(connection).failed_job_registry

@@ -49,7 +49,7 @@ def test_the_counts_are_those_of_what_ran(redis_url: str, connection: Redis) -> 
     assert value(before, "jobs_total") == 0
     outcomes = {name: value(after, "jobs_total", outcome=name) for name in ("finished", "failed")}
     assert outcomes == {"finished": 6, "failed": 1}
-    assert value(after, "jobs_total", outcome="stopped") == 1
+    assert value(after, "jobs_total", outcome="cancelled") == 1
     rows = sum(len(fetch(connection, job.id).return_value()["choices"]) for job in done)
     assert value(after, "request_success_total") == rows == 11
     tokens = sum(usage(connection, job, "completion_tokens") for job in done)
@@ -73,8 +73,8 @@ def test_an_end_that_redis_does_not_take_is_told_apart_from_a_request_that_is_re
     connection.xadd(results_key(full.id), {"no": "other"}, id=f"{last}-{last}")
     with measured_worker(redis_url) as (_, port):
         found = wait_for(lambda: (s := scrape(port)) and value(s, "jobs_total") == 2 and s)
-    outcomes = {name: value(found, "jobs_total", outcome=name) for name in ("failed", "unwritten")}
-    assert outcomes == {"failed": 1, "unwritten": 1}
+    outcomes = {name: value(found, "jobs_total", outcome=name) for name in ("refused", "unwritten")}
+    assert outcomes == {"refused": 1, "unwritten": 1}
 
 
 def test_tokens_and_prompts_are_counted_exactly(redis_url: str, connection: Redis) -> None:

@@ -11,10 +11,11 @@ from redis import Redis
 from rq import Retry
 
 from omlx_producer.client.cancel import cancel_job
+from omlx_producer.wire import End
 from omlx_worker.delivery.observers import JobObserver, Observers
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
-from omlx_worker.messages import Drop, Failed, GivenBack, Lost
+from omlx_worker.messages import Drop, GivenBack, Lost
 from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.leases import claim, table
@@ -98,12 +99,12 @@ def test_every_way_of_a_job_is_told_in_order_and_its_end_once(
     ("reasons", "end"),
     [
         ((Lost(), Lost()), "lost"),
-        ((Failed("x"), Failed("x")), "failed"),
+        ((End("failed", "x"), End("failed", "x")), "failed"),
         ((GivenBack(), Lost()), "given back"),
     ],
 )
 def test_the_first_of_two_ends_is_told(
-    connection: Redis, reasons: tuple[Lost | Failed | GivenBack, ...], end: str
+    connection: Redis, reasons: tuple[Lost | End | GivenBack, ...], end: str
 ) -> None:
     job, notes, leases = enqueue(connection), Notes(), table(connection)
     with Traffic(leases, claim(leases)) as traffic:
@@ -122,7 +123,7 @@ def test_a_job_that_its_worker_has_claimed_again_ends_although_it_never_started(
     leases.forget(first)
     with Traffic(leases, []) as traffic:
         traffic.observers.add(notes)
-        traffic.mailbox.put(Drop(first, Failed("too late")))
+        traffic.mailbox.put(Drop(first, End("failed", "too late")))
     assert notes.told[job.id] == ["lost"]
 
 

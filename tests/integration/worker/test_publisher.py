@@ -11,7 +11,7 @@ from redis import Redis
 from rq.job import Job
 
 from omlx_producer import Producer
-from omlx_producer.wire import DoneEvent, events_key, parse_event, tokens_channel
+from omlx_producer.wire import EndEvent, events_key, parse_event, tokens_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
@@ -74,7 +74,7 @@ def test_result_and_last_event_say_what_of_the_prompt_was_not_read(connection: R
     with Producer(connection) as producer:
         usage = producer.result(job.id).usage
         *_, last = producer.stream(job.id)
-    assert isinstance(last, DoneEvent)
+    assert isinstance(last, EndEvent)
     assert last.usage == usage
     assert (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens) == (5, 4)
 

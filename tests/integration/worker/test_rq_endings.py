@@ -12,7 +12,9 @@ from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 
-from omlx_worker.queue.ending import Commit
+from omlx_producer.client.outcome import EXPIRED
+from omlx_producer.wire import End, EndEvent
+from omlx_worker.queue.ending import Commit, Ending
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.leases import claim, commit, failed, table
 from tests.helpers.workers import (
@@ -66,6 +68,15 @@ def test_a_stopped_job_is_not_retried(redis_url: str, connection: Redis) -> None
         send_stop_job_command(connection, job.id, serializer=JSONSerializer)
         wait_for(lambda: is_over(job))
     assert status(job) == "stopped"
+
+
+@pytest.mark.parametrize("end", [EXPIRED, End("quarantined", "its workers died")])
+def test_what_fails_again_is_not_retried(connection: Redis, end: End) -> None:
+    job = enqueue(connection, retry=Retry(max=2))
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert commit(leases, claimed, Ending(EndEvent.of(job.id, 0, end))) is Commit.DONE
+    assert status(job) == "failed"
 
 
 def test_a_commit_that_is_repeated_after_a_lost_answer_retries_once(connection: Redis) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from omlx_producer import TokensLost, TokenStream, UnknownJob
-from omlx_producer.wire import DoneEvent, JobEvent, TokensEvent
+from omlx_producer.wire import JobEvent, TokensEvent
 from tests.system.chaos.workload import Accepted
 
 PAUSE = 0.05
@@ -98,7 +98,7 @@ class Consumer(threading.Thread):
                 texts[delta.index] += delta.text
                 tokens += len(delta.tokens)
         whole = self.job.streams or any(texts)
-        if self.events and isinstance(end := self.events[-1], DoneEvent) and whole:
+        if self.events and (end := self.events[-1]).type == "done" and whole:
             if texts != self.job.texts:
                 found.append(f"has had {texts}, not {self.job.texts}")
             if tokens != end.usage.completion_tokens:

@@ -13,7 +13,7 @@ from omlx_producer.client.chunks import ChatChunks
 from omlx_producer.client.stream import FirstText
 from omlx_producer.wire.events import (
     ChoiceDelta,
-    DoneEvent,
+    EndEvent,
     FinishReason,
     TokenLogprob,
     TokensEvent,
@@ -47,8 +47,13 @@ def streamed(
         first = markup if n == 1 else None
         made += chunks.take(TokensEvent(job_id="j1", n=n, choices=[delta], markup=first))
     told = [list(calls)] if calls else []
-    done = DoneEvent(
-        job_id="j1", n=len(texts), finish_reasons=[reason], tool_calls=told, usage=USAGE
+    done = EndEvent(
+        type="done",
+        job_id="j1",
+        n=len(texts),
+        finish_reasons=[reason],
+        tool_calls=told,
+        usage=USAGE,
     )
     return made + list(chunks.take(done))
 
@@ -128,7 +133,9 @@ def test_log_probabilities_come_with_the_text_of_their_choice_or_with_its_end() 
         made += chunks.take(TokensEvent(job_id="j1", n=n, choices=[delta], markup=MARKS))
     delta = ChoiceDelta(index=0, text="", tokens=[5], logprobs=[entry])
     made += chunks.take(TokensEvent(job_id="j1", n=5, choices=[delta]))
-    made += chunks.take(DoneEvent(job_id="j1", n=5, finish_reasons=["stop"], usage=USAGE))
+    made += chunks.take(
+        EndEvent(type="done", job_id="j1", n=5, finish_reasons=["stop"], usage=USAGE)
+    )
 
     answer = folded(made)
 
@@ -142,7 +149,9 @@ def test_the_usage_comes_in_a_last_chunk_of_its_own_if_it_was_asked_for() -> Non
     chunks = ChatChunks("j1", "demo", include_usage=True)
     delta = ChoiceDelta(index=0, text="a", tokens=[1])
     made = list(chunks.take(TokensEvent(job_id="j1", n=1, choices=[delta])))
-    made += chunks.take(DoneEvent(job_id="j1", n=1, finish_reasons=["stop"], usage=USAGE))
+    made += chunks.take(
+        EndEvent(type="done", job_id="j1", n=1, finish_reasons=["stop"], usage=USAGE)
+    )
     *others, last = made
     assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in others)
     assert (last["choices"], last["usage"]) == ([], USAGE.model_dump())

@@ -12,7 +12,8 @@ from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion
 
 from omlx_producer import Completion, MalformedResult
-from omlx_producer.client.outcome import Outcome
+from omlx_producer.client.outcome import answer_of, event_of
+from omlx_producer.wire import End
 
 USAGE = {
     "prompt_tokens": 3,
@@ -44,7 +45,7 @@ CHAT = {
 
 
 def read(body: Any) -> Completion:
-    return Outcome("j1", "finished", body=body).unwrap()
+    return answer_of("j1", End(body=body))
 
 
 def test_a_completion_has_its_texts_and_usage_as_attributes() -> None:
@@ -108,9 +109,8 @@ def test_a_result_of_an_older_worker_has_no_cached_tokens() -> None:
     ],
 )
 def test_a_malformed_result_is_refused_with_a_sentence(body: Any, reason: str) -> None:
-    outcome = Outcome("j1", "finished", body=body)
     with pytest.raises(MalformedResult, match=f"^the result of job j1 .*{reason}") as caught:
-        outcome.unwrap()
+        read(body)
     assert caught.value.job_id == "j1"
     with pytest.raises(MalformedResult):
-        outcome.as_event(0)
+        event_of("j1", End(body=body), 0)

@@ -10,7 +10,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from omlx_producer.client.response_events import ResponseEvents
-from omlx_producer.wire import CancelledEvent, DoneEvent, FailedEvent, GenerationRequest, JobEvent
+from omlx_producer.wire import EndEvent, GenerationRequest, JobEvent
 from omlx_producer.wire.events import ChoiceDelta, FinishReason, TokensEvent, ToolCall, Usage
 from omlx_producer.wire.responses import chat_fields, response_of
 from tests.helpers.markups import between
@@ -26,9 +26,11 @@ def tokens(n: int, text: str) -> TokensEvent:
     return TokensEvent(job_id="j", n=n, choices=[delta], markup=MARKS if n == 1 else None)
 
 
-def done(reason: FinishReason = "stop", *calls: ToolCall) -> DoneEvent:
+def done(reason: FinishReason = "stop", *calls: ToolCall) -> EndEvent:
     told = [list(calls)] if calls else []
-    return DoneEvent(job_id="j", n=9, finish_reasons=[reason], tool_calls=told, usage=USAGE)
+    return EndEvent(
+        type="done", job_id="j", n=9, finish_reasons=[reason], tool_calls=told, usage=USAGE
+    )
 
 
 def streamed(*events: JobEvent) -> list[dict[str, Any]]:
@@ -106,8 +108,8 @@ def test_a_response_of_no_text_has_an_empty_message() -> None:
 
 def test_a_failure_is_an_event_once_the_response_has_others() -> None:
     for end in (
-        FailedEvent(job_id="j", n=1, error="why"),
-        CancelledEvent(job_id="j", n=1, error="why"),
+        EndEvent(type="failed", job_id="j", n=1, error="why"),
+        EndEvent(type="cancelled", job_id="j", n=1, error="why"),
     ):
         assert streamed(end) == []
         told = streamed(tokens(1, "It</think>"), end)

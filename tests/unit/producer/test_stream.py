@@ -16,7 +16,7 @@ from omlx_producer.client.stream import PAGE, Delivered, Follower
 from omlx_producer.outage import Reconnection
 from omlx_producer.wire import (
     ChoiceDelta,
-    DoneEvent,
+    EndEvent,
     JobEvent,
     TokensEvent,
     Usage,
@@ -44,9 +44,11 @@ def tokens(since: int, until: int, said: str = "abcdefgh") -> TokensEvent:
     return TokensEvent(job_id=JOB, n=until, choices=[delta(0, said, since, until)])
 
 
-def done(n: int, *ends: ChoiceDelta) -> DoneEvent:
+def done(n: int, *ends: ChoiceDelta) -> EndEvent:
     usage = Usage(prompt_tokens=1, completion_tokens=n, total_tokens=n + 1)
-    return DoneEvent(job_id=JOB, n=n, finish_reasons=["stop"], choices=list(ends), usage=usage)
+    return EndEvent(
+        type="done", job_id=JOB, n=n, finish_reasons=["stop"], choices=list(ends), usage=usage
+    )
 
 
 def entry(event: JobEvent) -> Entry:

@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from omlx_producer.wire import (
-    DoneEvent,
+    EndEvent,
     FunctionCall,
     GenerationRequest,
     TokenLogprob,
@@ -306,7 +306,7 @@ def test_usage_says_how_much_of_the_prompt_no_row_has_read(cached: list[int], to
         job.rows[choice].cached = tokens
         emit(job, "x", 1, choice=choice, reason="length")
     ending = finished(job)
-    assert isinstance(ending.event, DoneEvent)
+    assert isinstance(ending.event, EndEvent)
     assert ending.event.usage.prompt_tokens_details.cached_tokens == told
     assert ending.result is not None
     assert ending.result["usage"]["prompt_tokens_details"] == {"cached_tokens": told}
@@ -385,7 +385,7 @@ def test_calls_are_in_the_message_and_in_the_last_event() -> None:
     emit(job, "I call.\n<call>f</call>", 1, reason="stop")
     emit(job, "No.", 2, choice=1, reason="stop")
     ending = finished(job)
-    assert isinstance(ending.event, DoneEvent)
+    assert isinstance(ending.event, EndEvent)
     assert ending.event.finish_reasons == ["tool_calls", "stop"]
     [[call], none] = ending.event.tool_calls
     assert (call.function.name, none) == ("f", [])
@@ -403,6 +403,6 @@ def test_a_text_that_was_cut_says_so_also_beside_calls() -> None:
     job = active(reply=FORM, **CHAT)
     emit(job, "<call>f</call><call>g", 1, reason="length")
     ending = finished(job)
-    assert isinstance(ending.event, DoneEvent)
+    assert isinstance(ending.event, EndEvent)
     assert ending.event.finish_reasons == ["length"]
     assert [call.function.name for call in ending.event.tool_calls[0]] == ["f"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from omlx_producer.wire import End
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
@@ -21,13 +22,11 @@ from omlx_worker.messages import (
     Admit,
     DecodeMessage,
     Drop,
-    Failed,
     GivenBack,
     MainMailbox,
     Prepared,
     Readiness,
     Reason,
-    Stopped,
     TrafficMailbox,
 )
 from omlx_worker.queue.claim import Claim
@@ -88,7 +87,7 @@ class Admission:
         if claim is None:
             log.info("told to stop job %s, which does not run here", job_id)
         else:
-            self._drop(claim, Stopped("the job was stopped on request"))
+            self._drop(claim, End("cancelled", "the job was stopped on request"))
 
     def give_back(self) -> None:
         """Give back the jobs that run, with all that they have produced."""
@@ -115,8 +114,7 @@ class Admission:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():
             if late := claim.timed_out:
-                sentence, code = late
-                self._drop(claim, Failed(sentence, code=code))
+                self._drop(claim, late)
 
     def prepared(self, message: Prepared) -> None:
         """Note what a job has come to. Those that left in the meantime are ignored."""

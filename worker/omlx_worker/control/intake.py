@@ -17,6 +17,7 @@ from rq.job import Job
 from omlx_producer.errors import one_line, unquoted
 from omlx_producer.wire import (
     LOOPS,
+    End,
     GenerationRequest,
     InvalidRequest,
     TokensEvent,
@@ -27,7 +28,6 @@ from omlx_worker.control.payload import decode_request
 from omlx_worker.engine.rows.interface import Engine, Size
 from omlx_worker.engine.rows.row import Row
 from omlx_worker.job import ActiveJob, OtherModel
-from omlx_worker.messages import Failed, Stopped
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
 from omlx_worker.queue.quarantine import LONE_DEATHS
@@ -68,14 +68,14 @@ class Intake:
         self._connection = connection
         self._objection = objection
 
-    def prepare(self, claim: Claim) -> ActiveJob | Failed | Stopped:
+    def prepare(self, claim: Claim) -> ActiveJob | End:
         """Make a job ready to run, or say why it cannot."""
         if claim.treatment == "stop":
-            return Stopped(CANCELLED_WHILE_IT_RAN)
+            return CANCELLED_WHILE_IT_RAN
         if claim.unsupported:
-            return Failed(UNSUPPORTED.format(claim.unsupported), retry=False)
+            return End("invalid_request", UNSUPPORTED.format(claim.unsupported))
         if claim.treatment == "fail":
-            return Failed(CONVICTED.format(claim.deaths), retry=False)
+            return End("quarantined", CONVICTED.format(claim.deaths))
         try:
             if claim.data_bytes > MAX_BODY_BYTES:
                 raise InvalidRequest(
@@ -86,13 +86,13 @@ class Intake:
             request = decode_request(claim.data, self._model_alias)
             rows = self._engine.prepare(request, claim.id)
         except InvalidRequest as error:
-            return Failed.refusing(error)
+            return End.refusing(error)
         except TimeoutError as error:
-            return Failed(str(error))
+            return End("failed", str(error))
         except Exception as error:
             log.error("job %s could not be prepared", claim.id, exc_info=unquoted(error))
             sentence = f"the job could not be prepared: {type(error).__name__}: {error}"
-            return Failed(one_line(sentence))
+            return End("failed", one_line(sentence))
         finally:
             claim.data = b""
             if claim.data_bytes > LARGE_BYTES:
@@ -104,12 +104,11 @@ class Intake:
                 rows = [replace(row, repetition=LOOPS) for row in rows]
         sizes = _sizes(rows)
         if objection := self._objection(sizes):
-            return Failed.refusing(objection)
+            return End.refusing(objection)
         if request.window_seconds is not None:
             claim.expires_in = request.window_seconds - self._age(claim)
             if late := claim.timed_out:
-                sentence, code = late
-                return Failed(sentence, retry=False, code=code)
+                return late
         return self._resumed(claim, request, rows)
 
     def _within_memory(self, rows: list[Row]) -> list[Row]:

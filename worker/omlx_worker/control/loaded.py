@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 from omlx_producer.errors import one_line
+from omlx_producer.wire import End
 from omlx_worker.control.admission import Admission
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.thread import DecodeThread
@@ -18,7 +19,6 @@ from omlx_worker.engine.rows.interface import Engine, ModelError, Tell
 from omlx_worker.messages import (
     Drain,
     Drop,
-    Failed,
     MainMailbox,
     Prepared,
     Ring,
@@ -172,7 +172,7 @@ class LoadedModel:
         claims = self.leases.claim(REFUSED_AT_ONCE) or []
         for claim in claims:
             self._observers.claimed(claim)
-            self._traffic.put(Drop(claim, Failed(self.fault, retry=False)))
+            self._traffic.put(Drop(claim, End("failed", self.fault)))
         return bool(claims)
 
     def wind_down(self) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from omlx_producer.errors import InvalidRequest, one_line
+from omlx_producer.wire import End
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -37,7 +38,6 @@ from omlx_worker.messages import (
     DecodeMessage,
     Drain,
     Drop,
-    Failed,
     GivenBack,
     Lost,
     MainMailbox,
@@ -229,13 +229,13 @@ class DecodeThread:
         for job in list(self._active.values()):
             row_ids = [row.row_id for row in job.rows]
             if error := next((errors[row_id] for row_id in row_ids if row_id in errors), None):
-                self._end(job, Failed.refusing(error))
+                self._end(job, End.refusing(error))
                 failed.update(row_ids)
         return [emission for emission in emissions if emission.row_id not in failed]
 
     def _blame(self, failure: EngineFailed) -> None:
         """Fail the jobs that were running when the engine raised."""
-        reason = Failed(one_line(f"the engine failed on this job: {failure}"))
+        reason = End("failed", one_line(f"the engine failed on this job: {failure}"))
         for job in list(self._active.values()):
             if any(row in failure.rows for row in job.rows):
                 self._end(job, reason)

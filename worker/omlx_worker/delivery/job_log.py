@@ -16,7 +16,7 @@ from omlx_worker.queue.claim import Claim
 log = logging.getLogger("omlx_worker.jobs")
 
 
-BAD = ("failed", "retried", "lost", "unwritten", "abandoned")
+WELL = ("finished", "cancelled", "given back")
 
 
 class JobLog(JobObserver):
@@ -41,7 +41,7 @@ class JobLog(JobObserver):
         figures["run_seconds"] = round(seconds, 3)
         if error:
             figures["error"] = error
-        _log(logging.WARNING if outcome in BAD else _level(claim), claim, outcome, figures)
+        _log(_level(claim) if outcome in WELL else logging.WARNING, claim, outcome, figures)
 
 
 class JobCounts(JobObserver):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from omlx_producer.wire.end import STATES
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
@@ -19,11 +20,10 @@ from omlx_worker.queue.claim import Claim
 log = logging.getLogger("omlx_worker.delivery.observers")
 
 
-OUTCOMES = (
-    *("finished", "failed", "stopped", "retried", "given back", "lost", "unwritten"),
-    "abandoned",
-)
-"""How a job leaves. `unwritten`: Redis did not take its end. `abandoned`: the worker broke."""
+LEFT = ("retried", "given back", "lost", "unwritten", "abandoned")
+"""How a job leaves without an end. `unwritten`: Redis did not take one. `abandoned`: the worker
+broke."""
+OUTCOMES = (*dict.fromkeys(state.outcome for state in STATES.values()), *LEFT)
 
 
 class JobObserver:

@@ -20,7 +20,7 @@ from typing import TypeVar
 from redis.exceptions import RedisError
 
 from omlx_producer.outage import LongCall, Outage, passes
-from omlx_producer.wire import InvalidRequest, TokensEvent
+from omlx_producer.wire import End, EndEvent, InvalidRequest, TokensEvent
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
@@ -29,13 +29,11 @@ from omlx_worker.messages import (
     Admit,
     Crashed,
     Drop,
-    Failed,
     GivenBack,
     Lost,
     MainMailbox,
     Stepped,
     Stop,
-    Stopped,
     TrafficMailbox,
     TrafficMessage,
 )
@@ -45,7 +43,7 @@ from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.delivery.publisher")
 
-OTHER_TOKENS = "the job's stream holds other tokens than this run's"
+OTHER_TOKENS = End("failed", "the job's stream holds other tokens than this run's")
 UNMADE = "the worker failed to make the job's result ({}); its log says where, please report it"
 MOST_REFUSALS = 2
 """How often Redis refuses the same long call, and takes a short one after it, until it fails."""
@@ -172,7 +170,7 @@ class Publisher:
             places = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
             kind = type(error).__name__
             log.error("cannot make the result of job %s: %s at %s", job.id, kind, places)
-            self._fail(job.claim, Failed(UNMADE.format(kind)))
+            self._fail(job.claim, End("failed", UNMADE.format(kind)))
             return None
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
@@ -195,7 +193,7 @@ class Publisher:
                 case None:
                     pass
                 case "written":
-                    self._fail(job.claim, Failed(OTHER_TOKENS))
+                    self._fail(job.claim, OTHER_TOKENS)
                 case int(tokens):
                     self._write_again(job, tokens)
                 case status:
@@ -205,20 +203,20 @@ class Publisher:
         """Write the events after these tokens, which Redis has lost, as they were."""
         lost = job.events_after(tokens)
         if lost[0].since != tokens:
-            self._fail(job.claim, Failed(OTHER_TOKENS))
+            self._fail(job.claim, OTHER_TOKENS)
             return
         log.warning("Redis has lost tokens of job %s; writing them again", job.id)
         self._append([(job, event) for event in lost])
 
-    def _fail(self, claim: Claim, reason: Failed) -> None:
+    def _fail(self, claim: Claim, end: End) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
         self._drop_rows(Drop(claim, Lost()))
-        self._end([Drop(claim, reason)])
+        self._end([Drop(claim, end)])
 
     def _fail_long(self, claim: Claim, error: LongCall) -> None:
         got = f"Redis does not take what its job writes ({error})"
         remedy = "ask for fewer tokens, choices or log-probabilities"
-        self._fail(claim, Failed.refusing(InvalidRequest("request", got, remedy)))
+        self._fail(claim, End.refusing(InvalidRequest("request", got, remedy)))
 
     def _renew(self) -> None:
         self._renewed_at = time.monotonic()
@@ -242,8 +240,8 @@ class Publisher:
             job = self._jobs.get(claim)
             sent = job.sent if job else claim.streamed
             match drop.reason:
-                case Failed() | Stopped() as reason:
-                    endings.append((claim, reason.ending(claim.id, sent)))
+                case End() as end:
+                    endings.append((claim, Ending(EndEvent.of(claim.id, sent, end))))
                 case GivenBack() | Lost():
                     self._leave(claim, "lost")
         self._finish(endings)
@@ -276,9 +274,9 @@ class Publisher:
             if verdict is Commit.BEHIND:
                 self._finish_again(claim, ending)
             elif verdict in (Commit.DONE, Commit.RETRIED):
-                status = "retried" if verdict is Commit.RETRIED else ending.status
-                told = ending.sentence if claim in self._jobs else ending.unquoted
-                self._leave(claim, status, told)
+                outcome = "retried" if verdict is Commit.RETRIED else ending.end.state.outcome
+                told = ending.event.error if claim in self._jobs else ending.unquoted
+                self._leave(claim, outcome, told)
             else:
                 self._leave(claim, verdict.name.lower(), "its result is dropped")
         for claim, _ in endings:

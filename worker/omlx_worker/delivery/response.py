@@ -8,7 +8,8 @@ from typing import Any
 
 from omlx_producer.wire import (
     Completion,
-    DoneEvent,
+    End,
+    EndEvent,
     InvalidRequest,
     PromptLogprob,
     ToolCall,
@@ -21,7 +22,6 @@ from omlx_producer.wire.responses import response_of
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.result import MAX_RESULT_BYTES, too_long
 from omlx_worker.job import ActiveJob, WrittenChoice
-from omlx_worker.messages import Failed
 from omlx_worker.queue.ending import Ending
 
 
@@ -30,21 +30,22 @@ def finished(job: ActiveJob) -> Ending:
     usage = job.usage()
     body = response_body(job, usage)
     completion = Completion(body)
-    event = DoneEvent(
-        job_id=job.id,
-        n=job.sent if job.streams else max(job.sent, job.tokens),
+    event = EndEvent.of(
+        job.id,
+        job.sent if job.streams else max(job.sent, job.tokens),
+        End(),
         finish_reasons=[choice.finish_reason for choice in completion.choices],
         choices=[choice.end(index) for index, choice in enumerate(job.choices)] if job.sent else [],
         tool_calls=completion.tool_calls,
         usage=usage,
     )
     row_body = response_of(job.request, body) if job.request.responses is not None else None
-    ending = Ending("finished", event, body, published=job.sent, row_body=row_body)
+    ending = Ending(event, body, published=job.sent, row_body=row_body)
     # Base64 writes 4 characters for 3 bytes.
     if (size := len(ending.payload) // 4 * 3) > MAX_RESULT_BYTES:
         remedy = "ask for fewer choices, tokens or texts"
         refused = InvalidRequest("request", f"its answers {too_long(size)}", remedy)
-        return Failed.refusing(refused).ending(job.id, event.n)
+        return Ending(EndEvent.of(job.id, event.n, End.refusing(refused)))
     return ending
 
 

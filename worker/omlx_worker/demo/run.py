@@ -37,7 +37,7 @@ from omlx_producer.console import TableConsole
 from omlx_producer.environment import PREFIX
 from omlx_producer.producer import Producer
 from omlx_producer.terminal import counted
-from omlx_producer.wire import DoneEvent, TerminalEvent, TokensEvent
+from omlx_producer.wire import EndEvent, TokensEvent
 from omlx_worker.queue.embedded import EmbeddedRedis
 
 ALIAS, LEASE_SECONDS = "demo", 3
@@ -231,7 +231,7 @@ class Shown:
     tokens: int = 0
     worker: str = ""
     moved_at: int | None = None
-    end: TerminalEvent | None = None
+    end: EndEvent | None = None
     whole: bool = False
 
     @property
@@ -240,7 +240,7 @@ class Shown:
 
     @property
     def failed(self) -> bool:
-        return not isinstance(self.end, DoneEvent)
+        return self.end is None or not self.end.end.ok
 
     def run(self, producer: Producer, request: dict[str, Any]) -> None:
         """Submit the request after those of the jobs before it, and take its events."""
@@ -389,7 +389,7 @@ def draw_job(job: Shown, width: int, height: int) -> Panel:
 
 def figures(jobs: list[Shown]) -> list[str]:
     """The outcome of the jobs in words: the crash, the drafts, and the constrained answer."""
-    usages = [job.end.usage for job in jobs if isinstance(job.end, DoneEvent)]
+    usages = [job.end.usage for job in jobs if job.end and not job.failed]
     tokens = sum(usage.completion_tokens for usage in usages)
     whole = sum(job.whole for job in jobs)
     lines = [

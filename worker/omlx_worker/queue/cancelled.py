@@ -7,7 +7,7 @@ from redis.client import Pipeline
 from rq.job import Job
 
 from omlx_producer.client.outcome import read_stream_end, write_stream_end
-from omlx_producer.wire import CancelledEvent, events_key
+from omlx_producer.wire import EndEvent, events_key
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
 
@@ -37,7 +37,7 @@ def _end_stream(connection: Redis, job_id: str, keep_for: int) -> None:
         status = pipeline.hget(job_key, "status")
         pipeline.multi()
         if status == CANCELED and not over:
-            event = CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
+            event = EndEvent.of(job_id, tokens, CANCELLED_WHILE_IT_RAN)
             write_stream_end(pipeline, event, keep_for=keep_for)
 
     job_key = Job.key_for(job_id)

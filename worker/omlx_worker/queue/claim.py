@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from omlx_producer.bulk.row import BatchRow
 from omlx_producer.client.outcome import EXPIRED
+from omlx_producer.wire import End
 
 MAX_BODY_BYTES = 64 * 2**20
 """The longest payload that is read. The longest prompt fits, with each character as one \\uXXXX."""
@@ -109,13 +110,13 @@ class Claim:
         return len(self.sizes) or 1
 
     @property
-    def timed_out(self) -> tuple[str, str] | None:
-        """Why the job has used up its time: a sentence and a code. None if it has not."""
+    def timed_out(self) -> End | None:
+        """The end of a job that has used up its time; None if it has not."""
         elapsed = time.monotonic() - self.claimed_at
         if self.timeout is not None and elapsed > self.timeout:
-            return f"the job ran longer than its timeout of {self.timeout:g} s", "failed"
+            return End("failed", f"the job ran longer than its timeout of {self.timeout:g} s")
         if self.expires_in is not None and elapsed > self.expires_in:
-            return EXPIRED, "expired"
+            return EXPIRED
         return None
 
 

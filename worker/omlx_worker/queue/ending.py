@@ -6,7 +6,7 @@ import json
 import logging
 import zlib
 from base64 import b64encode
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Self
@@ -14,61 +14,53 @@ from typing import Any, Self
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.bulk.row import BatchRow, RowResult, write_line
-from omlx_producer.client.outcome import ENDINGS, Outcome
 from omlx_producer.outage import passes
-from omlx_producer.wire import GenerationRequest, TerminalEvent
+from omlx_producer.wire import End, EndEvent, GenerationRequest
 from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")
 
-CANCELLED_WHILE_IT_RAN = "the job was cancelled while it ran"
+CANCELLED_WHILE_IT_RAN = End("cancelled", "the job was cancelled while it ran")
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The ending of a job.
+    """What the end of a job writes.
 
     Attributes:
-        status: RQ's: finished, failed or stopped.
-        event: the terminal event. Its error is the result of a job that did not finish.
+        event: the last one. Its error is the result of a job that did not finish.
         result: the response body of a finished job.
-        retry: whether RQ's ``Retry`` may apply to a failure.
         published: tokens that the stream must hold.
         row_body: the body in the output line of a batch's row, if it is not the result.
     """
 
-    status: str
-    event: TerminalEvent
+    event: EndEvent
     result: dict[str, Any] | None = None
-    retry: bool = True
     published: int = 0
     row_body: dict[str, Any] | None = None
 
-    @property
-    def sentence(self) -> str:
-        return getattr(self.event, "error", "")
-
-    @property
-    def field(self) -> str:
-        return getattr(self.event, "field", "")
+    @cached_property
+    def end(self) -> End:
+        return self.event.end
 
     @property
     def unquoted(self) -> str:
-        """What the sentence says without a quote of the request: a field, or our own words.
+        """What its sentence says without a quote of the request: a field, or our own words.
 
         Names of unknown fields are the request's.
         """
-        if not self.field:
-            return self.sentence.partition(": ")[0]
-        known = self.field.partition(".")[0].partition("[")[0]
+        field = self.event.field
+        if not field:
+            return self.event.error.partition(": ")[0]
+        known = field.partition(".")[0].partition("[")[0]
         return known if known in GenerationRequest.model_fields else "the request"
 
     @cached_property
     def payload(self) -> str:
         """The result as `rq.results.Result` stores it."""
-        if self.status == "finished":
+        if self.end.ok:
             return b64encode(json.dumps(self.result).encode()).decode()
-        return b64encode(zlib.compress(self.sentence.encode())).decode()
+        return b64encode(zlib.compress(self.event.error.encode())).decode()
 
     def fields(self, row: BatchRow | None) -> tuple[str | int | bytes, ...]:
         """The arguments of commit.lua after the lease.
@@ -76,11 +68,11 @@ class Ending:
         Args:
             row: the row of a batch whose job ends.
         """
-        ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
+        state = self.end.state
         return (
-            "retry" if self.status == "failed" and self.retry else self.status,
+            "retry" if state.retry else state.rq,
             self.payload,
-            ttl,
+            DEFAULT_RESULT_TTL if self.end.ok else DEFAULT_FAILURE_TTL,
             self.event.stream_id,
             self.event.model_dump_json(),
             self.published,
@@ -91,12 +83,8 @@ class Ending:
         """What a batch gets: run, row, output line and counts."""
         if row is None:
             return "", "", "", ""
-        kind = ENDINGS[self.status]
-        code = getattr(self.event, "code", "")
-        outcome = Outcome(self.event.job_id, kind, self.result, self.sentence, code, self.field)
-        result = RowResult.of_job(row, outcome)
-        if self.row_body is not None:
-            result = replace(result, body=self.row_body)
+        event, body = self.event, self.row_body or self.result
+        result = RowResult(row, event.job_id, body, event.code, event.error, event.field)
         counts = {"ok" if result.ok else f"failed:{result.code}": 1} | asdict(result.usage)
         line = zlib.compress(write_line(result))
         return row.run, row.row, line, " ".join(f"{name}={n}" for name, n in counts.items())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from omlx_producer.client.outcome import EXPIRED
 from omlx_producer.lua import load
 from omlx_producer.terminal import counted
-from omlx_producer.wire import FailedEvent
+from omlx_producer.wire import EndEvent
 from omlx_producer.wire.keys import EXPIRING_KEY, lead_key, wake_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
@@ -123,11 +123,11 @@ class Upkeep:
             started, more = reply
             endings = []
             for job_id, execution, queue, tokens in started:
-                event = FailedEvent(job_id=job_id.decode(), n=tokens, error=EXPIRED, code="expired")
+                event = EndEvent.of(job_id.decode(), tokens, EXPIRED)
                 claim = Claim(
                     event.job_id, execution.decode(), queue.decode(), 0.0, tokens, b"", None
                 )
-                endings.append((claim, Ending("failed", event, retry=False)))
+                endings.append((claim, Ending(event)))
             if endings:
                 leases.commit(endings)
                 # One that somebody requeues runs.

@@ -32,7 +32,6 @@ from omlx_producer.bulk.output import (
 )
 from omlx_producer.bulk.row import BadRow, Row, RowResult, read_line, write_line
 from omlx_producer.bulk.store import Store, read_settings, run_path
-from omlx_producer.client.outcome import Outcome
 from tests.helpers.bulk_runs import errors, ids, lines
 from tests.helpers.row_results import bad, body, failed, ok, row, write
 
@@ -218,7 +217,7 @@ def test_what_is_no_file_is_no_output(tmp_path: Path) -> None:
 
 
 def test_failures_are_counted_by_code(tmp_path: Path) -> None:
-    refused = RowResult.of_job(row("c"), Outcome("bulk-1-1", "failed", code="invalid_request"))
+    refused = RowResult(row("c"), "bulk-1-1", code="invalid_request")
     out = tmp_path / "out.jsonl"
     expected = {"failed": 1, "invalid_request": 1, "unparsable": 1}
     for results in ([ok("a"), failed("b"), refused, bad(4)], []):
@@ -231,13 +230,6 @@ def test_the_figures_of_an_output_are_those_of_all_its_runs(tmp_path: Path) -> N
     write(out, ok("a"), ok("b", ends=["length"]), failed("c")).close()
     with contextlib.closing(write(out, ok("d"))) as store:
         assert store.totals() == (3, 1, 1, 0, 3, 6)
-
-
-def test_a_body_that_is_no_response_is_a_failure() -> None:
-    for finished in ({"text": "of another tool"}, body() | {"usage": {}}, None):
-        result = RowResult.of_job(row("a"), Outcome("bulk-1-1", "finished", body=finished))
-        assert (result.ok, result.code) == (False, "no_response")
-        assert "is not that of a generation job" in result.reason
 
 
 def test_a_worker_s_line_is_written_as_it_came(tmp_path: Path) -> None:

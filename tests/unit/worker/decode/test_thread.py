@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ByteSize
 
-from omlx_producer.wire import GenerationRequest, InvalidRequest
+from omlx_producer.wire import End, GenerationRequest, InvalidRequest
 from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.engine.rows.interface import Tell
@@ -21,12 +21,10 @@ from omlx_worker.messages import (
     Crashed,
     Drain,
     Drop,
-    Failed,
     GivenBack,
     Lost,
     Stepped,
     Stop,
-    Stopped,
 )
 from omlx_worker.queue.claim import Claim
 from omlx_worker.settings import WorkerSettings
@@ -157,7 +155,7 @@ def test_a_job_of_which_a_row_has_an_error_fails_with_its_sentence_and_others_go
     other = bench.admit("b", max_completion_tokens=20)
 
     drop = bench.until(Drop)
-    assert (drop.claim.id, drop.reason) == ("a", Failed.refusing(error))
+    assert (drop.claim.id, drop.reason) == ("a", End.refusing(error))
     while not other.finished:
         bench.until(Stepped)
     assert "a:0" not in bench.engine.states
@@ -167,8 +165,8 @@ def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=5000)
     other = bench.admit("b", max_completion_tokens=5000)
     bench.until(Stepped)
-    bench.decode_thread.submit(Drop(job.claim, Stopped("enough")))
-    assert bench.until(Drop) == Drop(job.claim, Stopped("enough"))
+    bench.decode_thread.submit(Drop(job.claim, End("cancelled", "enough")))
+    assert bench.until(Drop) == Drop(job.claim, End("cancelled", "enough"))
     for _ in range(5):
         message = bench.read()
         assert {emission.row_id for emission in message.emissions} == {other.rows[0].row_id}
@@ -234,7 +232,9 @@ def test_an_error_on_a_prompt_fails_that_job_alone(bench: Bench) -> None:
     bad = bench.admit("bad", prompt=BREAKS_PREFILL)
     ended = bench.until(Drop)
     assert ended.claim is bad.claim
-    assert ended.reason == Failed("the engine failed on this job: RuntimeError: out of memory")
+    assert ended.reason == End(
+        "failed", "the engine failed on this job: RuntimeError: out of memory"
+    )
     while not good.finished:
         bench.until(Stepped)
     assert bench.engine.states == {}
@@ -261,7 +261,7 @@ def test_an_engine_that_fails_again_and_again_is_given_up() -> None:
     for number in range(5):
         bench.admit(f"j{number}", BREAKS_STEP)
     bench.decode_thread.start()
-    assert [type(bench.until(Drop).reason) for _ in range(3)] == [Failed] * 3
+    assert [bench.until(Drop).reason.code for _ in range(3)] == ["failed"] * 3
     assert isinstance(bench.main.get(timeout=5), Crashed)
     assert isinstance(bench.read(), Stop)
     assert bench.decode_thread.join(5)
