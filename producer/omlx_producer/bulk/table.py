@@ -28,10 +28,6 @@ from omlx_producer.wire.embedding import read_vector
 from omlx_producer.wire.json_schema import resolve
 from omlx_producer.wire.responses import as_completion
 
-TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
-COLUMNS = ("custom_id", "text", "finish_reason", *TOKEN_COLUMNS, "error")
-VECTOR_COLUMNS = ("custom_id", "embedding", "prompt_tokens", "error")
-BODY = "response"
 ANSWER, INPUT = "answer.", "input."
 ROW_GROUP = 512
 MAX_LEVELS = 8
@@ -52,17 +48,39 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
+        path: to its cell in a line: ``custom_id``, ``error``, ``body``, the ``choice`` of the line,
+            the ``answer`` in it, the ``input``, or a field of the completion.
         type: of Arrow, of values that have it already; else the kind says which.
     """
 
     name: str
     kind: str
+    path: tuple[str, ...]
     type: Any = None
+
+    def cell(self, line: Any) -> Any:
+        """Its cell of a line; None without one."""
+        for name in self.path:
+            line = line.get(name) if isinstance(line, dict) else None
+        return line
 
     def value(self, line: Mapping[str, Any]) -> Any:
         """Its cell of a line, as its type has it."""
-        value = line.get(self.name)
-        return value if self.type else _typed(value, self.kind)
+        return self.cell(line) if self.type else _typed(self.cell(line), self.kind)
+
+
+_ID, _ERROR = Column("custom_id", TEXT, ("custom_id",)), Column("error", TEXT, ("error",))
+_PROMPT_TOKENS = Column("prompt_tokens", INTEGER, ("usage", "prompt_tokens"))
+COLUMNS = (
+    _ID,
+    Column("text", TEXT, ("choice", "text")),
+    Column("finish_reason", TEXT, ("choice", "finish_reason")),
+    _PROMPT_TOKENS,
+    Column("completion_tokens", INTEGER, ("usage", "completion_tokens")),
+    _ERROR,
+)
+VECTOR_COLUMNS = (_ID, Column("embedding", VECTOR, ("choice", "embedding")), _PROMPT_TOKENS, _ERROR)
+BODY = Column("response", JSON, ("body",))
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,7 @@ class TableForm:
     """What a table has besides its fixed columns.
 
     Attributes:
-        with_body: the whole response as JSON, in the column `BODY`.
+        with_body: whether the whole response is a column, `BODY`.
         properties: the properties of answers in JSON, or the choices of a decision, with their
             kinds, a column each. A name that another column has gets the prefix `ANSWER`.
         kept: the columns of the input with their Arrow types, None for text. They come first. One
@@ -179,32 +197,40 @@ class Layout:
     """
 
     def __init__(self, form: TableForm) -> None:
-        self._form = form
-        fixed = VECTOR_COLUMNS if form.vectors else COLUMNS
-        own = [*fixed, BODY] if form.with_body else [*fixed]
-        self.kept = {(f"{INPUT}{name}" if name in own else name): name for name in form.kept}
-        self.columns = [Column(here, TEXT, form.kept[name]) for here, name in self.kept.items()]
-        kinds = dict.fromkeys(TOKEN_COLUMNS, INTEGER) | {"embedding": VECTOR}
-        self.columns += [Column(name, kinds.get(name, TEXT)) for name in own]
-        self._answers: dict[str, str] = {}
+        own = [*(VECTOR_COLUMNS if form.vectors else COLUMNS), *([BODY] if form.with_body else ())]
+        fixed = {column.name for column in own}
+        self.kept = {(f"{INPUT}{name}" if name in fixed else name): name for name in form.kept}
+        self.columns = [
+            Column(here, TEXT, ("input", name), form.kept[name]) for here, name in self.kept.items()
+        ]
+        self.columns += own
         for name, kind in form.properties.items():
             column = name
             while column in {other.name for other in self.columns}:
                 column = f"{ANSWER}{column}"
-            self.columns.append(Column(column, kind))
-            self._answers[column] = name
+            self.columns.append(Column(column, kind, ("answer", name)))
+        self._has_answers = bool(form.properties)
 
     def lines(
         self, document: Mapping[str, Any], values: Mapping[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """The cells by column of each line of an output line.
+        """What the columns read of each line of an output line.
 
         Args:
             values: of its row in the input.
         """
-        kept = {column: values.get(name) for column, name in self.kept.items()}
-        for cells in _lines(document, self._form, self._answers):
-            yield kept | cells
+        line: dict[str, Any] = {"custom_id": document["custom_id"], "input": values}
+        error = document["error"]
+        once = {"error": error and f"{error['code']}: {error['message']}"}
+        if document["response"] is None:
+            yield line | once
+            return
+        body = document["response"]["body"]
+        once = {**as_completion(body), "body": body, **once}
+        for choice in _choices(once):
+            answer = _answer(choice) if self._has_answers else None
+            yield once | line | {"choice": choice, "answer": answer}
+            once = {}
 
 
 def write_table(
@@ -238,35 +264,12 @@ def write_table(
             _write_csv(lines, layout.columns, stream, form)
 
 
-def _lines(
-    document: Mapping[str, Any], form: TableForm, answers: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    row = {"custom_id": document["custom_id"]}
-    once: dict[str, Any] = {}
-    if error := document["error"]:
-        once["error"] = f"{error['code']}: {error['message']}"
-    if document["response"] is None:
-        yield row | once
-        return
-    body = document["response"]["body"]
-    completion = as_completion(body)
-    counted = ("prompt_tokens",) if form.vectors else TOKEN_COLUMNS
-    once |= {name: completion["usage"][name] for name in counted}
-    if form.with_body:
-        once[BODY] = json.dumps(body, ensure_ascii=False)
+def _choices(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The choices of a completion, with their texts, or its vectors as choices."""
     for each in completion.get("data", ()):
-        written = each["embedding"]
-        yield (
-            row
-            | ({"embedding": read_vector(written)} if form.vectors else {"text": written})
-            | once
-        )
-        once = {}
+        yield {**each, "text": each["embedding"]}
     for choice in completion.get("choices", ()):
-        text = answer_text(choice)
-        cells = {"text": text, "finish_reason": choice["finish_reason"]}
-        yield row | cells | _cells(choice.get("probabilities"), text, answers) | once
-        once = {}
+        yield {**choice, "text": answer_text(choice)}
 
 
 def _vectors_of(
@@ -297,17 +300,12 @@ def _vectors_of(
         yield vector
 
 
-def _cells(
-    probabilities: Mapping[str, float] | None, text: str, answers: Mapping[str, str]
-) -> dict[str, Any]:
-    """The probabilities of a decision, or the properties of an answer, by column."""
-    try:
-        answer = probabilities or (json.loads(text) if answers else None)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        return {}
-    return {column: answer.get(name) for column, name in answers.items()}
+def _answer(choice: Mapping[str, Any]) -> Any:
+    """The probabilities of a decision, or the JSON that an answer is; None if it is none."""
+    # A vector may be a list of numbers.
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        return choice.get("probabilities") or json.loads(choice["text"])
+    return None
 
 
 def _as_text(value: Any) -> str | None:
@@ -338,8 +336,8 @@ def _write_csv(
     text = io.TextIOWrapper(stream, form.encoding, newline="")
     writer = csv.writer(text, delimiter=form.delimiter)
     names = [column.name for column in columns]
-    for row in itertools.chain([dict(zip(names, names, strict=True))], rows):
-        cells = [_as_text(row.get(name)) for name in names]
+    for row in itertools.chain([names], ([each.cell(row) for each in columns] for row in rows)):
+        cells = [_as_text(cell) for cell in row]
         writer.writerow([cell and safe_cell(cell) for cell in cells] if form.csv_safe else cells)
     text.detach()
 
@@ -369,7 +367,7 @@ def _write_parquet(
 def _typed(value: Any, kind: str) -> Any:
     """A value as one of its kind; None if it is of another."""
     if kind == VECTOR:
-        return value
+        return value and read_vector(value)
     if kind.endswith(LIST):
         inner = kind.removesuffix(LIST)
         return [_typed(each, inner) for each in value] if isinstance(value, list) else None
