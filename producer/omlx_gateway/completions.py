@@ -42,7 +42,8 @@ from omlx_producer.wire import (
     GenerationRequest,
     read_queue_name,
 )
-from omlx_producer.wire.responses import chat_fields, response_of
+from omlx_producer.wire.answer import joined, response_of, vectors_body
+from omlx_producer.wire.responses import chat_fields
 
 RESULT_SECONDS = 3600
 MAX_PROMPTS = 128
@@ -144,7 +145,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     if floats:
         written = await run_in_threadpool(_with_floats, results[0])
         return Response(written, media_type="application/json", headers=headers)
-    return JSONResponse(results[0] if len(results) == 1 else _joined(results), headers=headers)
+    return JSONResponse(results[0] if len(results) == 1 else joined(results), headers=headers)
 
 
 async def _results_unless_gone(
@@ -239,24 +240,7 @@ def _each_prompt(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _with_floats(result: Completion) -> bytes:
     """A result as JSON, with its vectors as lists of numbers."""
-    data = [
-        {**each, "embedding": vector.tolist()}
-        for each, vector in zip(result["data"], result.vectors, strict=True)
-    ]
-    return json.dumps({**result, "data": data}).encode()
-
-
-def _joined(results: list[Completion]) -> dict[str, Any]:
-    """One answer for several prompts: all choices in order, and the sum of their tokens."""
-    choices = [choice for result in results for choice in result["choices"]]
-    return {
-        **results[0],
-        "choices": [{**choice, "index": index} for index, choice in enumerate(choices)],
-        "usage": {
-            name: sum(result["usage"][name] for result in results)
-            for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-        },
-    }
+    return json.dumps(vectors_body(result.head, result.vectors, "float", result.usage)).encode()
 
 
 def _stream_options(body: dict[str, Any]) -> dict[str, bool]:

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import MAX_PROMPT_CHARACTERS, Completion, Remedy, RequestPart
+from omlx_producer.wire.answer import common_fields
 from omlx_producer.wire.request import ModelAlias
 
 MAX_DOCUMENTS = 1000
@@ -105,7 +106,7 @@ class Reranking(RequestPart):
         tokens = sum(each.usage.prompt_tokens for each in decided)
         return {
             "id": decided[0]["id"],
-            "model": decided[0]["model"],
+            **common_fields(decided[0].head),
             "results": [
                 {"index": index, "relevance_score": scores[index]}
                 | ({"document": {"text": self.documents[index]}} if self.return_documents else {})

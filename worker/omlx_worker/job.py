@@ -22,6 +22,7 @@ from omlx_producer.wire import (
     Usage,
     token_digest,
 )
+from omlx_producer.wire.answer import head_of
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.engine.rows.decision import probabilities
@@ -171,6 +172,7 @@ class ActiveJob:
         fingerprint: of the model; None if it has none.
 
     Attributes:
+        head: of its answer: that of its first event, whichever run has made it.
         sent: the count of tokens in the latest event; 0 before the first.
         drafts: those of this run.
         resumed_tokens: tokens of interrupted runs.
@@ -188,8 +190,7 @@ class ActiveJob:
         self.claim = claim
         self.request = request
         self.streams = streams
-        self.fingerprint = fingerprint
-        self.created = int(time.time())
+        self.head = head_of(request, claim.id, int(time.time()), fingerprint)
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
         goes_on = level < BULK and request.messages is not None
         decoded = [DecodeRow(replace(row, goes_on=goes_on), level) for row in rows]
@@ -211,11 +212,11 @@ class ActiveJob:
         return [choice.row for choice in self.choices]
 
     @property
-    def _head(self) -> dict[str, Any]:
+    def _first(self) -> dict[str, Any]:
         """What only the first event says."""
         reply = self.choices[0].row.request.reply
         markup = None if reply is None else reply.markup
-        return {"markup": markup, "system_fingerprint": self.fingerprint}
+        return {"markup": markup, "head": self.head}
 
     @property
     def _width(self) -> int:
@@ -268,8 +269,11 @@ class ActiveJob:
             OtherModel: if another model has made them.
         """
         for event in events:
-            if self.fingerprint and event.system_fingerprint not in (None, self.fingerprint):
-                raise OtherModel
+            if event.head:
+                models = {each.get("system_fingerprint") for each in (self.head, event.head)}
+                if len(models - {None}) > 1:
+                    raise OtherModel
+                self.head = event.head
             self.sent = event.n
             for delta in event.choices:
                 self.choices[delta.index].take_over(delta)
@@ -300,11 +304,11 @@ class ActiveJob:
         deltas = [delta for delta in taken if delta is not None]
         if not deltas:
             return None
-        head = {} if self.sent else self._head
+        first = {} if self.sent else self._first
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self.sent += max(1, sum(len(delta.tokens) for delta in deltas))
         self._note_end()
-        return TokensEvent(job_id=self.id, n=self.sent, choices=deltas, **head)
+        return TokensEvent(job_id=self.id, n=self.sent, choices=deltas, **first)
 
     def take_due_event(self) -> TokensEvent | None:
         """What the job publishes now.
@@ -331,8 +335,8 @@ class ActiveJob:
             text = texts[index][before[at][1] : end[at][1]]
             deltas.append(choice.delta(index, before[at], end[at], text, self.request.logprobs))
         written = [delta for delta in deltas if delta is not None]
-        head = {} if before[0] else self._head
-        return TokensEvent(job_id=self.id, n=end[0], choices=written, **head)
+        first = {} if before[0] else self._first
+        return TokensEvent(job_id=self.id, n=end[0], choices=written, **first)
 
     def _note_end(self) -> None:
         self._ends.append(self.sent)

@@ -27,7 +27,7 @@ from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.figures import read_figures, read_started
 from omlx_producer.terminal import counted, duration, without_counts, write
 from omlx_producer.wire import ModelInfo, answer_text, row_job_id
-from omlx_producer.wire.responses import as_completion
+from omlx_producer.wire.answer import as_completion
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)

@@ -11,7 +11,7 @@ from typing import Any, Self
 from omlx_producer.bulk.output import errors_path, real_path, results_path
 from omlx_producer.bulk.row import read_line
 from omlx_producer.wire import Completion
-from omlx_producer.wire.responses import as_completion
+from omlx_producer.wire.answer import as_completion
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from omlx_producer.wire import GenerationRequest
+from omlx_producer.wire.answer import as_completion
 from omlx_producer.wire.end import STATES
-from omlx_producer.wire.responses import as_completion
 
 DIGEST_CHARACTERS = 24
 TOKEN_CHARACTERS = 4

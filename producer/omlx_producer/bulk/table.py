@@ -24,9 +24,9 @@ from omlx_producer.bulk.npy import write_npy
 from omlx_producer.bulk.records import import_pyarrow
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import answer_text
+from omlx_producer.wire.answer import as_completion
 from omlx_producer.wire.embedding import read_vector
 from omlx_producer.wire.json_schema import resolve
-from omlx_producer.wire.responses import as_completion
 
 ANSWER, INPUT = "answer.", "input."
 ROW_GROUP = 512

@@ -4,16 +4,107 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from omlx_producer.wire import JobEvent, TokenLogprob, TokensEvent
+from omlx_producer.wire import JobEvent, TokenLogprob, TokensEvent, Usage
+from omlx_producer.wire.answer import CHAT, TEXT, begun_head, chat_logprobs, choice_of
 from omlx_producer.wire.events import CUTS, ChoiceDelta, FinishReason, TextLogprobs
 from omlx_producer.wire.markup import Markup, Part, Span, StreamedReply, read
 
 Range = tuple[int, int]
 
 
-class ChatChunks:
+class _Chunks:
+    """Makes the chunks of one job's events, from its first event on.
+
+    Attributes:
+        head: of the answer; before the first event, as far as it is known.
+    """
+
+    _is_chat: ClassVar[bool]
+
+    def __init__(
+        self,
+        job_id: str,
+        model: str,
+        *,
+        include_usage: bool = False,
+        include_drafted: bool = False,
+    ) -> None:
+        kind = CHAT if self._is_chat else TEXT
+        self.head = {**begun_head(kind, job_id, int(time.time())), "model": model}
+        self._include_usage = include_usage
+        self._include_drafted = include_drafted
+        self._markup = Markup()
+        self._choices: dict[int, _Choice] = {}
+
+    def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
+        """The chunks that one event adds; one choice each, but for the usage."""
+        if isinstance(event, TokensEvent):
+            self.head |= event.head or {}
+            self._markup = event.markup or self._markup
+            for delta in event.choices:
+                yield from self._begun(delta.index)
+                choice = self._choices[delta.index]
+                choice.logprobs += delta.logprobs or ()
+                yield from self._of_text(delta.index, choice.feed(delta))
+        elif event.end.ok:
+            self.head |= event.head or {}
+            for index, reason in enumerate(event.finish_reasons):
+                calls = event.tool_calls[index] if event.tool_calls else []
+                yield from self._begun(index)
+                yield from self._of_text(index, self._choices[index].end(reason, calls=bool(calls)))
+                if calls:
+                    told = [{"index": at, **call.model_dump()} for at, call in enumerate(calls)]
+                    yield self._of_choice(index, {"delta": {"tool_calls": told}})
+                yield self._of_choice(index, self._said("content", ""), reason)
+            if self._include_usage:
+                yield self._chunk([], event.usage)
+
+    def _begun(self, index: int) -> Iterator[dict[str, Any]]:
+        if index not in self._choices:
+            self._choices[index] = _Choice(self._markup)
+            if self._is_chat:
+                yield self._of_choice(index, {"delta": {"role": "assistant", "content": ""}})
+
+    def _of_text(
+        self, index: int, added: Iterable[tuple[Part, str, list[Range]]]
+    ) -> Iterator[dict[str, Any]]:
+        for part, text, drafted in added:
+            if text:
+                yield self._of_choice(index, self._said(part, text), drafted=drafted)
+
+    def _said(self, part: Part, text: str) -> dict[str, Any]:
+        if not self._is_chat:
+            return {"text": text}
+        name = "content" if part == "content" else "reasoning_content"
+        return {"delta": {name: text} if text else {}}
+
+    def _of_choice(
+        self,
+        index: int,
+        said: dict[str, Any],
+        reason: FinishReason | None = None,
+        drafted: Sequence[Range] = (),
+    ) -> dict[str, Any]:
+        written = self._choices[index]
+        new, written.logprobs, logprobs = written.logprobs, [], None
+        if new:
+            logprobs = chat_logprobs(new) if self._is_chat else written.scores.take(new)
+        choice = choice_of(index, said, reason, logprobs)
+        if drafted and self._include_drafted:
+            choice["drafted"] = drafted
+        return self._chunk([choice])
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
+        kind = f"{CHAT}.chunk" if self._is_chat else TEXT
+        chunk = {**self.head, "object": kind, "choices": choices}
+        if self._include_usage:
+            chunk["usage"] = usage and usage.model_dump()
+        return chunk
+
+
+class ChatChunks(_Chunks):
     """Makes ``chat.completion.chunk`` bodies of one job's events, from its first event on.
 
     Thinking comes as ``reasoning_content``. Calls of tools come whole, with the end of the job,
@@ -22,7 +113,7 @@ class ChatChunks:
     ``bulk``, has only the last chunks. Failures make no chunk.
 
     Args:
-        model: the alias that the chunks name.
+        model: the alias that the chunks name, unless the events name one.
         include_usage: as in OpenAI's ``stream_options``: one more chunk, without choices, tells
             the usage at the end.
         include_drafted: the choice of a chunk gets ``drafted``, the starts and ends of the parts of
@@ -37,83 +128,10 @@ class ChatChunks:
     {'role': 'assistant', 'content': ''}
     """
 
-    def __init__(
-        self,
-        job_id: str,
-        model: str,
-        *,
-        include_usage: bool = False,
-        include_drafted: bool = False,
-    ) -> None:
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{job_id}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._include_usage = include_usage
-        self._include_drafted = include_drafted
-        if include_usage:
-            self._head["usage"] = None
-        self._markup = Markup()
-        self._choices: dict[int, _Choice] = {}
-
-    def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
-        """The chunks that one event adds; one choice each, but for the usage."""
-        if isinstance(event, TokensEvent):
-            self._markup = event.markup or self._markup
-            if event.system_fingerprint:
-                self._head["system_fingerprint"] = event.system_fingerprint
-            for delta in event.choices:
-                yield from self._begun(delta.index)
-                choice = self._choices[delta.index]
-                choice.logprobs += [entry.in_chat for entry in delta.logprobs or ()]
-                yield from self._of_text(delta.index, choice.feed(delta))
-        elif event.end.ok:
-            for index, reason in enumerate(event.finish_reasons):
-                calls = event.tool_calls[index] if event.tool_calls else []
-                yield from self._begun(index)
-                yield from self._of_text(index, self._choices[index].end(reason, calls=bool(calls)))
-                if calls:
-                    told = [{"index": at, **call.model_dump()} for at, call in enumerate(calls)]
-                    yield self._chunk(index, {"tool_calls": told})
-                yield self._chunk(index, {}, reason)
-            if self._include_usage:
-                yield {**self._head, "choices": [], "usage": event.usage.model_dump()}
-
-    def _begun(self, index: int) -> Iterator[dict[str, Any]]:
-        if index not in self._choices:
-            self._choices[index] = _Choice(self._markup)
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-
-    def _of_text(
-        self, index: int, added: Iterable[tuple[Part, str, list[Range]]]
-    ) -> Iterator[dict[str, Any]]:
-        for part, text, drafted in added:
-            if text:
-                name = "content" if part == "content" else "reasoning_content"
-                yield self._chunk(index, {name: text}, drafted=drafted)
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        finish_reason: str | None = None,
-        drafted: Sequence[Range] = (),
-    ) -> dict[str, Any]:
-        told, self._choices[index].logprobs = self._choices[index].logprobs, []
-        choice = {
-            "index": index,
-            "delta": delta,
-            "finish_reason": finish_reason,
-            "logprobs": {"content": told} if told else None,
-        }
-        if drafted and self._include_drafted:
-            choice["drafted"] = drafted
-        return {**self._head, "choices": [choice]}
+    _is_chat = True
 
 
-class TextChunks:
+class TextChunks(_Chunks):
     """Makes the ``text_completion`` chunks of one job's events; see `ChatChunks`.
 
     >>> job = producer.submit(prompt="def f(x):")
@@ -124,65 +142,20 @@ class TextChunks:
     True
     """
 
-    def __init__(
-        self,
-        job_id: str,
-        model: str,
-        *,
-        include_usage: bool = False,
-        include_drafted: bool = False,
-    ) -> None:
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{job_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._include_usage = include_usage
-        self._include_drafted = include_drafted
-        if include_usage:
-            self._head["usage"] = None
-        self._logprobs: dict[int, TextLogprobs] = {}
-
-    def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
-        """The chunks that one event adds; one choice each, but for the usage."""
-        if isinstance(event, TokensEvent):
-            if event.system_fingerprint:
-                self._head["system_fingerprint"] = event.system_fingerprint
-            for delta in event.choices:
-                drafted = delta.drafted if self._include_drafted else None
-                yield self._chunk(delta.index, delta.text, delta.logprobs or (), drafted=drafted)
-        elif event.end.ok:
-            for index, reason in enumerate(event.finish_reasons):
-                yield self._chunk(index, "", (), reason)
-            if self._include_usage:
-                yield {**self._head, "choices": [], "usage": event.usage.model_dump()}
-
-    def _chunk(
-        self,
-        index: int,
-        text: str,
-        logprobs: Sequence[TokenLogprob],
-        finish_reason: str | None = None,
-        drafted: Sequence[Range] | None = None,
-    ) -> dict[str, Any]:
-        written = self._logprobs.setdefault(index, TextLogprobs())
-        told = written.take(logprobs) if logprobs else None
-        choice = {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
-        if drafted:
-            choice["drafted"] = drafted
-        return {**self._head, "choices": [choice]}
+    _is_chat = False
 
 
 class _Choice:
     """One choice's text. What follows a call is held back until the call is known to be one.
 
     Attributes:
-        logprobs: those that no chunk has told yet, in OpenAI's form.
+        logprobs: those that no chunk has told yet.
+        scores: writes those of a text completion.
     """
 
     def __init__(self, markup: Markup) -> None:
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.scores = TextLogprobs()
         self._markup = markup
         self._reply = StreamedReply(markup)
         self._pieces: list[str] = []

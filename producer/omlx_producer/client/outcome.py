@@ -110,14 +110,8 @@ def event_of(job_id: str, end: End, cursor: int) -> EndEvent:
     if not end.ok:
         return EndEvent.of(job_id, cursor, end)
     completion = answer_of(job_id, end)
-    return EndEvent.of(
-        job_id,
-        max(cursor, completion.usage.completion_tokens),
-        end,
-        finish_reasons=[choice.finish_reason for choice in completion.choices],
-        tool_calls=completion.tool_calls,
-        usage=completion.usage,
-    )
+    n = max(cursor, completion.usage.completion_tokens)
+    return completion.end_event(job_id, n, head=completion.head)
 
 
 def _malformed(job_id: str, reason: str) -> MalformedResult:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from omlx_producer.client.chunks import ChatChunks
 from omlx_producer.wire import EndEvent, GenerationRequest, JobEvent
-from omlx_producer.wire.responses import (
+from omlx_producer.wire.answer import (
+    begun_response,
     call_item,
-    ending_of,
-    new_response,
+    ended_response,
+    status_of,
     text_item,
-    usage_of,
 )
+from omlx_producer.wire.events import FinishReason
 
 # The first part of the names of a text's events, by the type of its item.
 _TEXTS = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
@@ -37,7 +37,7 @@ class ResponseEvents:
     def __init__(self, job_id: str, model: str, request: GenerationRequest) -> None:
         self._job_id = job_id
         self._chunks = ChatChunks(job_id, model)
-        self._response = new_response(request, job_id, model, int(time.time()))
+        self._request = request
         self._items = list[dict[str, Any]]()
         self.told = 0
         self._writes = False
@@ -47,52 +47,60 @@ class ResponseEvents:
         if isinstance(event, EndEvent) and not event.end.ok:
             if self.told:
                 error = {"code": "server_error", "message": event.error}
-                yield self._end("failed", error=error)
+                failed = {"status": "failed", "error": error, "output": self._items}
+                yield self._event("response.failed", response={**self._begun, **failed})
             return
+        chunks = list(self._chunks.take(event))
         if not self.told:
-            yield self._event("response.created", response=self._response)
-            yield self._event("response.in_progress", response=self._response)
-        for chunk in self._chunks.take(event):
+            yield self._event("response.created", response=self._begun)
+            yield self._event("response.in_progress", response=self._begun)
+        for chunk in chunks:
             for choice in chunk["choices"]:
                 yield from self._write("reasoning", choice["delta"].get("reasoning_content"))
                 yield from self._write("message", choice["delta"].get("content"))
         if isinstance(event, EndEvent):
-            ending = ending_of(event.finish_reasons[0])
+            reason = event.finish_reasons[0]
             calls = event.tool_calls[0] if event.tool_calls else []
             if not (self._items or calls):
                 yield from self._begin_text("message")
-            yield from self._end_text(ending["status"])
+            yield from self._end_text(reason)
             for index, call in enumerate(calls):
                 yield from self._call(call_item(self._job_id, index, call.model_dump()))
-            yield self._end(**ending, usage=usage_of(event.usage.model_dump()))
+            response = ended_response(self._begun, reason, self._items, event.usage)
+            yield self._event(f"response.{response['status']}", response=response)
+
+    @property
+    def _begun(self) -> dict[str, Any]:
+        """The response before its output."""
+        return begun_response(self._request, self._chunks.head)
 
     def _write(self, kind: str, text: str | None) -> Iterator[dict[str, Any]]:
         """Add to the text that is written, or begin another one."""
         if not text:
             return
         if not (self._writes and self._items[-1]["type"] == kind):
-            yield from self._end_text("completed")
+            yield from self._end_text("stop")
             yield from self._begin_text(kind)
         self._items[-1]["content"][0]["text"] += text
         yield self._of_part(f"{_TEXTS[kind]}.delta", delta=text)
 
     def _begin_text(self, kind: str) -> Iterator[dict[str, Any]]:
         self._writes = True
-        item = text_item(self._job_id, kind, "", "in_progress")
+        item = text_item(self._job_id, kind, "", None)
         if again := sum(each["type"] == kind for each in self._items):
             item["id"] += f"_{again}"
         self._items.append(item)
         yield self._of_item("response.output_item.added", item={**item, "content": []})
         yield self._of_part("response.content_part.added", part={**item["content"][0]})
 
-    def _end_text(self, status: str) -> Iterator[dict[str, Any]]:
+    def _end_text(self, reason: FinishReason) -> Iterator[dict[str, Any]]:
         if not self._writes:
             return
         self._writes = False
         item = self._items[-1]
         part = item["content"][0]
         if "status" in item:
-            item["status"] = status
+            item["status"] = status_of(reason)
         yield self._of_part(f"{_TEXTS[item['type']]}.done", text=part["text"])
         yield self._of_part("response.content_part.done", part=part)
         yield self._of_item("response.output_item.done", item=item)
@@ -105,10 +113,6 @@ class ResponseEvents:
         yield self._of_item(f"{name}.delta", item_id=item["id"], delta=told)
         yield self._of_item(f"{name}.done", item_id=item["id"], name=item["name"], arguments=told)
         yield self._of_item("response.output_item.done", item=item)
-
-    def _end(self, status: str, **fields: Any) -> dict[str, Any]:
-        response = {**self._response, "status": status, "output": self._items, **fields}
-        return self._event(f"response.{status}", response=response)
 
     def _of_part(self, kind: str, **fields: Any) -> dict[str, Any]:
         if kind.startswith("response.output_text"):

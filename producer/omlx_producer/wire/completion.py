@@ -10,7 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 
 from omlx_producer.wire.embedding import read_vector
-from omlx_producer.wire.events import FinishReason, ToolCall, Usage, Wire
+from omlx_producer.wire.end import End
+from omlx_producer.wire.events import EndEvent, FinishReason, ToolCall, Usage, Wire
+
+# What a body holds beside its head.
+_ANSWER = frozenset({"choices", "data", "prompt_logprobs", "usage"})
 
 
 class AssistantMessage(Wire):
@@ -113,6 +117,11 @@ class Completion(dict[str, Any]):
         self._data: list[_Embedding] = getattr(parsed, "data", [])
 
     @property
+    def head(self) -> dict[str, Any]:
+        """What it says beside the answer; see `omlx_producer.wire.answer`."""
+        return {name: value for name, value in self.items() if name not in _ANSWER}
+
+    @property
     def vectors(self) -> list[array[float]]:
         """The vectors of the texts of ``input``, each an array of float32, which
         NumPy takes as it is.
@@ -132,3 +141,15 @@ class Completion(dict[str, Any]):
         """The calls of each choice; empty if none has any."""
         calls = [(choice.message and choice.message.tool_calls) or [] for choice in self.choices]
         return calls if any(calls) else []
+
+    def end_event(self, job_id: str, n: int, **more: Any) -> EndEvent:
+        """The event of its job's end, with more of its fields."""
+        return EndEvent.of(
+            job_id,
+            n,
+            End(),
+            finish_reasons=[choice.finish_reason for choice in self.choices],
+            tool_calls=self.tool_calls,
+            usage=self.usage,
+            **more,
+        )

@@ -72,22 +72,15 @@ def require_kind(asked: str, alias: str, info: ModelInfo) -> None:
         )
 
 
-def embedding_body(
-    model: str, vectors: Sequence[bytes], encoding: EncodingFormat | None, usage: dict[str, Any]
-) -> dict[str, Any]:
-    """The body of a response, in OpenAI's form.
+def write_vector(vector: array[float], encoding: EncodingFormat | None) -> str | list[float]:
+    """A vector of float32 as a response body holds it.
 
     Args:
-        vectors: float32 each, in this machine's byte order.
         encoding: by default base64, little-endian as OpenAI has it.
     """
-    arrays = [array("f", vector) for vector in vectors]
-    written = [each.tolist() if encoding == "float" else _base64(each) for each in arrays]
-    data = [
-        {"object": "embedding", "index": index, "embedding": each}
-        for index, each in enumerate(written)
-    ]
-    return {"object": "list", "model": model, "data": data, "usage": usage}
+    if encoding == "float":
+        return vector.tolist()
+    return b64encode(_swapped(vector[:]).tobytes()).decode()
 
 
 def read_vector(written: str | list[float]) -> array[float]:
@@ -100,10 +93,6 @@ def read_vector(written: str | list[float]) -> array[float]:
         return array("f", written)
     vector = array("f", b64decode(written, validate=True))
     return _swapped(vector)
-
-
-def _base64(vector: array[float]) -> str:
-    return b64encode(_swapped(vector).tobytes()).decode()
 
 
 def _swapped(vector: array[float]) -> array[float]:

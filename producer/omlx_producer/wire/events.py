@@ -284,7 +284,7 @@ class TokensEvent(Wire):
 
     Attributes:
         markup: the markers in the texts of a chat; only in the first event of a job.
-        system_fingerprint: of the model; likewise.
+        head: of the answer, see `omlx_producer.wire.answer`; likewise.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> steps = [event for event in job.stream() if isinstance(event, TokensEvent)]
@@ -297,7 +297,7 @@ class TokensEvent(Wire):
     n: int = Field(ge=1)
     choices: list[ChoiceDelta]
     markup: Markup | None = None
-    system_fingerprint: str | None = None
+    head: dict[str, Any] | None = None
 
     @property
     def since(self) -> int:
@@ -320,6 +320,7 @@ class EndEvent(Wire):
         choices: empty deltas at the end of each choice, if the job published its tokens.
         tool_calls: by choice; empty if none has any.
         usage: of a job that finished.
+        head: of its answer, if no event before told it.
 
     >>> job = producer.submit(prompt="def f(x):", n=2)
     >>> *_, last = job.stream()
@@ -338,6 +339,7 @@ class EndEvent(Wire):
     choices: list[ChoiceDelta] = []
     tool_calls: list[list[ToolCall]] = []
     usage: Usage = Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+    head: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, job_id: str, n: int, end: End, **answer: Any) -> EndEvent:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: a request becomes the chat that workers know, its completion a response."""
+"""Requests for OpenAI's Responses: each becomes the chat that workers know."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-# Reasons of incomplete answers. That of a text that repeats itself is none of OpenAI's.
-_CUTS = {"length": "max_output_tokens", "repetition": "repetition"}
 
 _OWN = frozenset({"input", "instructions", "max_output_tokens", "text", "reasoning", "metadata"})
 # It limits the calls of built-in tools, of which there are none.
@@ -73,7 +71,7 @@ _NAMES = {
 def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the chat that a request to ``/v1/responses`` asks for.
 
-    Its ``responses`` says that the answer is a response; see `response_of`.
+    Its ``responses`` says that the answer is a response; see `omlx_producer.wire.answer`.
 
     Raises:
         InvalidRequest: in the names that the request uses.
@@ -113,104 +111,6 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         error.field = _own_name(error.field or "", places)
         raise
     return fields
-
-
-def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``response`` of a request that `chat_fields` has made, from its chat completion."""
-    job_id, choice = completion["id"].removeprefix("chatcmpl-"), completion["choices"][0]
-    ending = ending_of(choice["finish_reason"])
-    return {
-        **new_response(request, job_id, completion["model"], completion["created"]),
-        **ending,
-        "output": _output(job_id, choice["message"], ending["status"]),
-        "usage": usage_of(completion["usage"]),
-    }
-
-
-def new_response(
-    request: GenerationRequest, job_id: str, model: str, created_at: int
-) -> dict[str, Any]:
-    """The ``response`` of a request that `chat_fields` has made, before there is any output."""
-    sent = request.to_wire()
-    echo = sent.get("responses", {})
-    choice_of_tool = sent.get("tool_choice", "auto")
-    return {
-        "id": f"resp_{job_id}",
-        "object": "response",
-        "created_at": created_at,
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "instructions": sent["messages"][0]["content"] if echo.get("instructions") else None,
-        "max_output_tokens": request.max_completion_tokens,
-        "metadata": echo.get("metadata", {}),
-        "model": model,
-        "output": [],
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": None,
-        "reasoning": {"effort": request.reasoning_effort, "summary": None},
-        "temperature": request.temperature,
-        "text": {"format": _flat_format(sent.get("response_format"))},
-        "tool_choice": choice_of_tool if isinstance(choice_of_tool, str) else _flat(choice_of_tool),
-        "tools": [
-            {"description": None, "parameters": None, "strict": None, **_flat(tool)}
-            for tool in sent.get("tools", ())
-        ],
-        "top_p": request.top_p,
-        "truncation": "disabled",
-        "usage": None,
-    }
-
-
-def ending_of(finish_reason: str) -> dict[str, Any]:
-    """How a response has ended: its ``status``, and what is missing."""
-    cut = _CUTS.get(finish_reason)
-    details = {"reason": cut} if cut else None
-    return {"status": "incomplete" if cut else "completed", "incomplete_details": details}
-
-
-def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """The usage of a response, from that of its chat completion."""
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
-        "total_tokens": usage["total_tokens"],
-        "speculation": usage["speculation"],
-    }
-
-
-def as_completion(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a response says, as the choices and usage of a chat completion. Others are as given."""
-    if body.get("object") != "response":
-        return body
-    usage = body["usage"]
-    calls, texts = [], list[str]()
-    for item in body["output"]:
-        if item["type"] == "message":
-            texts += [part["text"] for part in item["content"]]
-        elif item["type"] == "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
-            calls.append({"id": item["call_id"], "type": "function", "function": function})
-    cut = (body["incomplete_details"] or {}).get("reason")
-    reason = "tool_calls" if calls else "stop"
-    reason = next((name for name, given in _CUTS.items() if given == cut), reason)
-    return {
-        "choices": [
-            {
-                "message": {"content": "".join(texts), "tool_calls": calls},
-                "finish_reason": reason,
-            }
-        ],
-        "usage": {
-            "prompt_tokens": usage["input_tokens"],
-            "prompt_tokens_details": usage["input_tokens_details"],
-            "completion_tokens": usage["output_tokens"],
-            "completion_tokens_details": usage["output_tokens_details"],
-            "speculation": usage["speculation"],
-        },
-    }
 
 
 def _messages(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
@@ -300,53 +200,12 @@ def _response_format(given: Any) -> Any:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _flat_format(given: dict[str, Any] | None) -> dict[str, Any]:
-    if given is None or given["type"] != "json_schema":
-        return given or {"type": "text"}
-    return {"type": "json_schema", **given["json_schema"]}
-
-
 def _nested(given: Any) -> Any:
     """A function, or a choice of one, as chats write it; what is none is theirs to refuse."""
     if not isinstance(given, dict) or given.get("type") != "function":
         return given
     inner = {name: value for name, value in given.items() if name != "type" and value is not None}
     return {"type": "function", "function": inner}
-
-
-def _flat(given: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", **given["function"]}
-
-
-def _output(job_id: str, message: Mapping[str, Any], status: str) -> list[dict[str, Any]]:
-    items = list[dict[str, Any]]()
-    calls = message.get("tool_calls") or ()
-    if thought := message.get("reasoning_content"):
-        items.append(text_item(job_id, "reasoning", thought, status))
-    if message["content"] or not (items or calls):
-        items.append(text_item(job_id, "message", message["content"] or "", status))
-    return items + [call_item(job_id, index, call) for index, call in enumerate(calls)]
-
-
-def text_item(job_id: str, kind: str, text: str, status: str) -> dict[str, Any]:
-    """An item of an output: a thought if ``kind`` is ``reasoning``, else a message."""
-    if kind == "reasoning":
-        part: dict[str, Any] = {"type": "reasoning_text", "text": text}
-        return {"type": "reasoning", "id": f"rs_{job_id}", "summary": [], "content": [part]}
-    part = {"type": "output_text", "text": text, "annotations": []}
-    item = {"type": "message", "id": f"msg_{job_id}", "role": "assistant", "status": status}
-    return {**item, "content": [part]}
-
-
-def call_item(job_id: str, index: int, call: Mapping[str, Any]) -> dict[str, Any]:
-    """An item of an output: a call of a function."""
-    return {
-        "type": "function_call",
-        "id": f"fc_{job_id}_{index}",
-        "call_id": call["id"],
-        **call["function"],
-        "status": "completed",
-    }
 
 
 def _own_name(field: str, places: list[str]) -> str:

@@ -14,10 +14,11 @@ from openai import OpenAI
 from openai.types.responses import Response, response_create_params
 from redis import Redis
 
-from omlx_producer import GenerationRequest, InvalidRequest, Producer
+from omlx_producer import Completion, GenerationRequest, InvalidRequest, Producer, read_results
 from omlx_producer.cli.main import cli
 from omlx_producer.wire import events_key
-from omlx_producer.wire.responses import chat_fields, response_of
+from omlx_producer.wire.answer import as_completion, response_of
+from omlx_producer.wire.responses import chat_fields
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import fetch
 from tests.helpers.workers import ALIAS, wait_for
@@ -164,11 +165,11 @@ def test_the_output_of_a_response_goes_on_as_input_with_the_outputs_of_its_calls
         "reasoning_content": "Hm.",
         "tool_calls": [call],
     }
-    completion = {
+    completion: dict[str, Any] = {
         "id": "chatcmpl-j",
         "created": 1,
         "model": ALIAS,
-        "choices": [{"message": message, "finish_reason": "tool_calls"}],
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
         "usage": {
             "prompt_tokens": 1,
             "completion_tokens": 2,
@@ -189,8 +190,10 @@ def test_the_output_of_a_response_goes_on_as_input_with_the_outputs_of_its_calls
             "tools": [TOOL],
         }
     )
-    body = response_of(GenerationRequest.parse(asked), completion)
+    body = response_of(GenerationRequest.parse(asked), Completion(completion))
     response = require_whole(body)
+    back, given = Completion(dict(as_completion(body))), Completion(completion)
+    assert (back.choices, back.usage) == (given.choices, given.usage)
     assert asked["thinking_token_budget"] == 9
     assert response.usage
     assert response.usage.output_tokens_details.reasoning_tokens == 1
@@ -385,6 +388,9 @@ def test_a_file_of_responses_runs_from_the_command_line_and_makes_a_table(
         done = CliRunner().invoke(cli, arguments)
         assert done.exit_code == 0, done.output
     lines = (tmp_path / "out.csv.jsonl").read_text().splitlines()
-    require_answers([json.loads(line) for line in lines])
+    bodies = [json.loads(line) for line in lines]
+    require_answers(bodies)
+    said = [Response.model_validate(each["response"]["body"]).output_text for each in bodies]
+    assert [each.text for each in read_results(output)] == said
     header, cut, _ = output.read_text().splitlines()
     assert dict(zip(header.split(","), cut.split(","), strict=True))["finish_reason"] == "length"

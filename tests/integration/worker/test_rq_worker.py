@@ -53,7 +53,7 @@ def test_a_job_that_another_model_has_begun_starts_over(
     job, alone = (enqueue(connection, max_completion_tokens=9, seed=1) for _ in range(2))
     leases = table(connection)
     (begun,) = claim(leases)
-    theirs = tokens(job.id, 4, 4).model_copy(update={"system_fingerprint": "fp_other"})
+    theirs = tokens(job.id, 4, 4).model_copy(update={"head": {"system_fingerprint": "fp_other"}})
     leases.append([(begun, theirs)])
     leases.give_back([begun])
     run_burst(redis_url)

@@ -10,9 +10,10 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from omlx_producer.client.response_events import ResponseEvents
-from omlx_producer.wire import EndEvent, GenerationRequest, JobEvent
+from omlx_producer.wire import Completion, EndEvent, GenerationRequest, JobEvent
+from omlx_producer.wire.answer import response_of
 from omlx_producer.wire.events import ChoiceDelta, FinishReason, TokensEvent, ToolCall, Usage
-from omlx_producer.wire.responses import chat_fields, response_of
+from omlx_producer.wire.responses import chat_fields
 from tests.helpers.markups import between
 
 MARKS = between(("<think>", "</think>"), ("<call>", "</call>"), thinks=True)
@@ -76,6 +77,7 @@ def test_thoughts_text_and_calls_are_items_of_the_output_that_a_whole_response_h
         *("output_item.done", "completed"),
     ]
     message = {
+        "role": "assistant",
         "content": "It is warm.",
         "reasoning_content": "Hm.",
         "tool_calls": [call.model_dump()],
@@ -84,10 +86,10 @@ def test_thoughts_text_and_calls_are_items_of_the_output_that_a_whole_response_h
         "id": "chatcmpl-j",
         "created": told[0]["response"]["created_at"],
         "model": "demo",
-        "choices": [{"message": message, "finish_reason": "tool_calls"}],
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
         "usage": USAGE.model_dump(),
     }
-    assert told[-1]["response"] == response_of(REQUEST, completion)
+    assert told[-1]["response"] == response_of(REQUEST, Completion(completion))
     response = folded(told)
     assert response.output_text == "It is warm."
     assert response.output[-1].arguments == '{"a": 1}'

@@ -1,24 +1,16 @@
-"""The OpenAI response body of a finished job: a chat, text completion, or vectors of texts."""
+"""The result of a finished job: what its rows have written, in OpenAI's form."""
 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from omlx_producer.wire import (
-    Completion,
-    End,
-    EndEvent,
-    InvalidRequest,
-    PromptLogprob,
-    ToolCall,
-    Usage,
-)
-from omlx_producer.wire.embedding import embedding_body
+from omlx_producer.wire import Completion, End, EndEvent, InvalidRequest, PromptLogprob, ToolCall
+from omlx_producer.wire.answer import chat_logprobs, choice_of, response_of, vectors_body
 from omlx_producer.wire.events import CUTS, TextLogprobs
 from omlx_producer.wire.markup import read
-from omlx_producer.wire.responses import response_of
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.result import MAX_RESULT_BYTES, too_long
 from omlx_worker.job import ActiveJob, WrittenChoice
@@ -27,19 +19,15 @@ from omlx_worker.queue.ending import Ending
 
 def finished(job: ActiveJob) -> Ending:
     """The ending of a job whose rows have all finished."""
-    usage = job.usage()
-    body = response_body(job, usage)
+    body = response_body(job)
     completion = Completion(body)
-    event = EndEvent.of(
+    event = completion.end_event(
         job.id,
         job.sent if job.streams else max(job.sent, job.tokens),
-        End(),
-        finish_reasons=[choice.finish_reason for choice in completion.choices],
         choices=[choice.end(index) for index, choice in enumerate(job.choices)] if job.sent else [],
-        tool_calls=completion.tool_calls,
-        usage=usage,
+        head=job.head if job.streams and not job.sent else None,
     )
-    row_body = response_of(job.request, body) if job.request.responses is not None else None
+    row_body = response_of(job.request, completion) if job.request.responses is not None else None
     ending = Ending(event, body, published=job.sent, row_body=row_body)
     # Base64 writes 4 characters for 3 bytes.
     if (size := len(ending.payload) // 4 * 3) > MAX_RESULT_BYTES:
@@ -49,34 +37,28 @@ def finished(job: ActiveJob) -> Ending:
     return ending
 
 
-def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
+def response_body(job: ActiveJob) -> dict[str, Any]:
     """The result of a finished job."""
-    if job.request.input is not None:
-        vectors = [choice.vector or b"" for choice in job.choices]
-        encoding, told = job.request.encoding_format, usage.model_dump()
-        return embedding_body(job.request.model, vectors, encoding, told)
-    chat = job.request.messages is not None
-    asked = job.request.logprobs
+    request, usage = job.request, job.usage()
+    if request.input is not None:
+        vectors = (array("f", choice.vector or b"") for choice in job.choices)
+        return vectors_body(job.head, vectors, request.encoding_format, usage)
+    chat = request.messages is not None
     scores: dict[str, Any] = {}
-    if job.request.prompt_logprobs is not None:
+    if request.prompt_logprobs is not None:
         scores = {"prompt_logprobs": [each.in_vllm for each in job.prompt_logprobs]}
-    if job.request.probabilities:
+    if request.probabilities:
         choices = [_decided(job)]
     elif chat:
-        choices = [_chat_choice(*each, asked) for each in enumerate(job.choices)]
+        choices = [_chat_choice(*each, request.logprobs) for each in enumerate(job.choices)]
     else:
-        before = job.prompt_logprobs if job.request.echo else []
-        choices = [_text_choice(*each, before, asked) | scores for each in enumerate(job.choices)]
-    return {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{job.id}",
-        "object": "chat.completion" if chat else "text_completion",
-        "created": job.created,
-        "model": job.request.model,
-        "system_fingerprint": job.fingerprint,
-        "choices": choices,
-        "usage": usage.model_dump(),
-        **(scores if chat else {}),
-    }
+        before = job.prompt_logprobs if request.echo else []
+        choices = [
+            _text_choice(*each, before, request.logprobs) | scores
+            for each in enumerate(job.choices)
+        ]
+    whole = {**job.head, "choices": choices, "usage": usage.model_dump()}
+    return whole | scores if chat else whole
 
 
 def _decided(job: ActiveJob) -> dict[str, Any]:
@@ -84,27 +66,18 @@ def _decided(job: ActiveJob) -> dict[str, Any]:
     shares = job.probabilities
     text = max(shares, key=shares.__getitem__)
     chat = job.request.messages is not None
-    return {
-        "index": 0,
-        **({"message": message_of(text, None, "")} if chat else {"text": text}),
-        "finish_reason": "stop",
-        "logprobs": None,
-        "probabilities": shares,
-    }
+    said = {"message": message_of(text, None, "")} if chat else {"text": text}
+    return {**choice_of(0, said, "stop"), "probabilities": shares}
 
 
 def _chat_choice(index: int, choice: WrittenChoice, logprobs: bool) -> dict[str, Any]:
-    row = choice.row.request
-    cut = choice.finish_reason in CUTS
+    row, reason = choice.row.request, choice.finish_reason
     marks = [mark.offset for mark in choice.marks]
-    message = message_of(choice.text, row.reply, row.row_id, marks=marks, cut=cut)
-    calls = "tool_calls" in message and choice.finish_reason == "stop"
-    return {
-        "index": index,
-        "message": message,
-        "finish_reason": "tool_calls" if calls else choice.finish_reason,
-        "logprobs": {"content": [each.in_chat for each in choice.logprobs]} if logprobs else None,
-    }
+    message = message_of(choice.text, row.reply, row.row_id, marks=marks, cut=reason in CUTS)
+    if "tool_calls" in message and reason == "stop":
+        reason = "tool_calls"
+    told = chat_logprobs(choice.logprobs) if logprobs else None
+    return choice_of(index, {"message": message}, reason, told)
 
 
 def _text_choice(
@@ -114,12 +87,8 @@ def _text_choice(
     if told and before:
         # Nothing scores the first token of a prompt.
         told["token_logprobs"][0] = told["top_logprobs"][0] = None
-    return {
-        "index": index,
-        "text": (choice.row.request.echo or "") + choice.text,
-        "finish_reason": choice.finish_reason,
-        "logprobs": told,
-    }
+    text = (choice.row.request.echo or "") + choice.text
+    return choice_of(index, {"text": text}, choice.finish_reason, told)
 
 
 def message_of(

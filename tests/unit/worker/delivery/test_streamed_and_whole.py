@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -212,6 +213,37 @@ def test_a_stream_says_what_the_result_says_after_a_take_over_too(
     end = finished(job).event
     assert again.take(end.model_dump_json().encode()) == end
     assert streamed([*said, end]) == whole(alone)
+
+
+def test_chunks_and_the_result_begin_alike_though_another_run_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = Written([[("a b c", False)]] * 2, thinks=False, tools=False)
+    chunks = ChatChunks("j", "")
+    monkeypatch.setattr(time, "time", lambda: 5.0)
+    begun = written.run(written.job(), [1], 1)
+    monkeypatch.undo()
+    job = written.job()
+    job.resume(begun, written.text_of)
+
+    events = [*begun, *written.run(job, [1], None), finished(job).event]
+
+    result = finished(job).result
+    assert result is not None
+    assert (result["created"], result["model"]) == (5, "m")
+    for chunk in [chunk for event in events for chunk in chunks.take(event)]:
+        told = {**chunk, "object": "chat.completion", "usage": result["usage"]}
+        assert told == {**result, "choices": chunk["choices"]}
+
+
+def test_a_stream_without_tokens_begins_as_its_result_does() -> None:
+    job = Written([[], []], thinks=False, tools=False).job()
+    for row in job.rows:
+        job.feed(Emission(row.row_id, [], "", finish_reason="stop"))
+    ending = finished(job)
+    assert ending.result is not None
+    for chunk in ChatChunks("j", "").take(ending.event):
+        assert chunk["model"] == ending.result["model"]
 
 
 @pytest.mark.parametrize("tools", [True, False])
