@@ -13,34 +13,30 @@ from redis import Redis
 
 from omlx_producer.client.workers import read_workers
 from omlx_producer.producer import Producer
+from omlx_worker.processes import Child, how_ended, wait_until
 
 LOAD_SECONDS = 600.0
-STOP_SECONDS = 60.0
+STOP_SECONDS = 60
 IDLE_SECONDS, IDLE_SHARE = 10.0, 0.1
 """For so long an idle process takes at most this share of a processor."""
 
-Process = subprocess.Popen[bytes]
-
 
 @contextmanager
-def running(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Process]:
+def running(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
     """A Python process that is told to end at the end of the block."""
-    process = subprocess.Popen([sys.executable, *command], env={**os.environ, **(env or {})})
+    child = Child(
+        [sys.executable, *command], seconds=STOP_SECONDS, env={**os.environ, **(env or {})}
+    )
     try:
-        yield process
+        yield child
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        child.end(STOP_SECONDS)
 
 
 @contextmanager
 def worker(
     url: str, alias: str, options: Mapping[str, object], env: Mapping[str, str] | None = None
-) -> Iterator[Process]:
+) -> Iterator[Child]:
     """A worker as a user would start it.
 
     Args:
@@ -53,27 +49,25 @@ def worker(
         yield process
 
 
-def wait_until_served(
-    producer: Producer, aliases: Sequence[str], workers: Sequence[Process]
-) -> None:
+def wait_until_served(producer: Producer, aliases: Sequence[str], workers: Sequence[Child]) -> None:
     """Wait until every worker and every alias is served; exit if that fails."""
-    deadline = time.monotonic() + LOAD_SECONDS
     connection: Redis = producer.connection
 
-    def serving() -> set[str]:
+    def all_serve() -> bool:
         found = (each for alias in aliases for each in read_workers(connection, alias))
-        return {each.name for each in found if not each.is_loading}
+        serving = {each.name for each in found if not each.is_loading}
+        return set(aliases) <= set(producer.models()) and len(serving) >= len(workers)
 
-    while set(aliases) - set(producer.models()) or len(serving()) < len(workers):
-        for process in workers:
-            if process.poll() is not None:
-                sys.exit(f"a worker ended with code {process.returncode}; see its messages above")
-        if time.monotonic() > deadline:
-            sys.exit(f"the workers did not load the model within {LOAD_SECONDS:g} s")
-        time.sleep(0.1)
+    def all_run() -> None:
+        for each in workers:
+            if (code := each.code) is not None:
+                sys.exit(f"a worker {how_ended(code)}; see its messages above")
+
+    if not wait_until(all_serve, all_run, LOAD_SECONDS):
+        sys.exit(f"the workers did not load the model within {LOAD_SECONDS:g} s")
 
 
-def wait_until_idle(process: Process) -> None:
+def wait_until_idle(process: Child) -> None:
     """Wait for the end of a worker's warm-up, which no figure tells; exit if it goes on and on."""
     before, deadline = -IDLE_SECONDS, time.monotonic() + LOAD_SECONDS
     while (now := _processor_seconds(process.pid)) > before + IDLE_SHARE * IDLE_SECONDS:

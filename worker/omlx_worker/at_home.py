@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -33,8 +32,6 @@ from omlx_worker.options import source_of
 from omlx_worker.processes import lives
 from omlx_worker.queue.embedded import running_url
 from omlx_worker.settings import WorkerSettings
-
-LOOK_SECONDS = 0.2
 
 _Thing = TypeVar("_Thing")
 Tell = Callable[[str], object]
@@ -180,12 +177,8 @@ def _require_locked(file: IO[bytes], place: Path) -> None:
 
 def _wait_for(file: IO[bytes], busy: Callable[[], object]) -> None:
     """Wait until no other process has a lock of a file, then hold it."""
-    told = False
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not told:
-                busy()
-                told = True
-            time.sleep(LOOK_SECONDS)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        busy()
+        fcntl.flock(file, fcntl.LOCK_EX)

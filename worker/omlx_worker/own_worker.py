@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
 from omlx_producer.environment import PREFIX
-from omlx_worker.processes import child_command
+from omlx_worker.processes import Child, how_ended, python_command, wait_until
 from omlx_worker.settings import WorkerSettings
 
-LOOK_SECONDS = 0.2
 END_SECONDS, END_AT_ONCE_SECONDS = 15.0, 0.5
 _SENTENCE = "omlx-worker: "
 
@@ -27,17 +24,15 @@ class WorkerEnded(RuntimeError):
         loading: whether it had not loaded its model.
     """
 
-    def __init__(self, code: int, log: Path, *, loading: bool) -> None:
+    def __init__(self, code: int, last: str, log: Path, *, loading: bool) -> None:
         self.code = code
         self.loading = loading
-        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         sentence = last.removeprefix(_SENTENCE) if last.startswith(_SENTENCE) else None
-        super().__init__(sentence or f"the worker {how}; its log is {log}")
+        super().__init__(sentence or f"the worker {how_ended(code)}; its log is {log}")
 
 
 class OwnWorker:
-    """``omlx-worker run`` in a process that ends with this one, and that Ctrl-C does not reach.
+    """``omlx-worker run`` as a child.
 
     Args:
         arguments: its options.
@@ -53,24 +48,22 @@ class OwnWorker:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         names = {"REDIS_URL": url, "EMBEDDED_REDIS": "false", "BURST": "false"}
         with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                child_command(
+            self._child = Child(
+                python_command(
                     "omlx_worker.cli",
                     "omlx-worker",
                     *("run", "--log-file", str(self._log.resolve()), *arguments),
-                    seconds=0,
                 ),
-                stdin=subprocess.PIPE,
-                stderr=output,
+                output,
+                seconds=0,
                 env={**os.environ, **{PREFIX + name: value for name, value in names.items()}},
-                start_new_session=True,
                 pass_fds=[runs.fileno()],
             )
 
     def require_running(self) -> None:
         """Raise WorkerEnded if it is not."""
-        if (code := self._process.poll()) is not None:
-            raise WorkerEnded(code, self._log, loading=self._loading)
+        if (code := self._child.code) is not None:
+            raise WorkerEnded(code, self._child.last_line, self._log, loading=self._loading)
 
     def wait(self, progress: Callable[[], str | None], show: Callable[[str], object]) -> None:
         """Wait while it loads its model.
@@ -82,20 +75,15 @@ class OwnWorker:
         Raises:
             WorkerEnded: see `require_running`.
         """
-        while (told := progress()) is not None:
-            self.require_running()
-            show(told)
-            time.sleep(LOOK_SECONDS)
+
+        def serves() -> bool:
+            if (told := progress()) is not None:
+                show(told)
+            return told is None
+
+        wait_until(serves, self.require_running)
         self._loading = False
 
     def end(self, *, at_once: bool) -> None:
         """Let it finish its rows, or give them back."""
-        for patience in (END_AT_ONCE_SECONDS if at_once else END_SECONDS, END_SECONDS):
-            self._process.terminate()
-            try:
-                self._process.wait(patience)
-                return
-            except subprocess.TimeoutExpired:
-                continue
-        self._process.kill()
-        self._process.wait()
+        self._child.end(END_AT_ONCE_SECONDS if at_once else END_SECONDS, END_SECONDS)

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import socket
-import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from omlx_producer.environment import PREFIX
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.program import INVALID, fail, port_error
 from omlx_worker.options import by_source, source_of
-from omlx_worker.processes import child_command
+from omlx_worker.processes import Child, how_ended, python_command
 from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) ->
 @contextlib.contextmanager
 def serve_http(
     port: int, settings: WorkerSettings, url: str, metrics: str | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[Child]:
     """Run a gateway until the block ends; yields its process.
 
     Ends the program with a sentence if nothing can be served there.
@@ -79,34 +78,29 @@ def serve_http(
     if metrics is not None:
         # prometheus_client's own variable.
         environment["PROMETHEUS_MULTIPROC_DIR"] = metrics
-    process = subprocess.Popen(
-        child_command(
-            "omlx_gateway.cli",
-            "omlx-gateway",
-            *("--host", HTTP_HOST, "--port", str(port)),
-            seconds=ANSWER_SECONDS,
+    # Ctrl-C in the terminal is for the worker: streams go on while it drains.
+    gateway = Child(
+        python_command(
+            "omlx_gateway.cli", "omlx-gateway", "--host", HTTP_HOST, "--port", str(port)
         ),
-        stdin=subprocess.PIPE,
+        seconds=ANSWER_SECONDS,
         env=environment,
-        # Ctrl-C in the terminal is for the worker: streams go on while it drains.
-        start_new_session=True,
     )
     ending = threading.Event()
-    watch = threading.Thread(target=_tell_of_end, args=(process, ending), daemon=True)
+    watch = threading.Thread(target=_tell_of_end, args=(gateway, ending), daemon=True)
     watch.start()
     try:
-        yield process
+        yield gateway
     finally:
         ending.set()
-        assert process.stdin is not None
-        process.stdin.close()
+        gateway.end(ANSWER_SECONDS)
         watch.join()
 
 
-def _tell_of_end(process: subprocess.Popen[bytes], ending: threading.Event) -> None:
-    """Wait for the process, and log an end that the worker did not ask for."""
-    code = process.wait()
+def _tell_of_end(gateway: Child, ending: threading.Event) -> None:
+    """Wait for the gateway's end, and log one that the worker did not ask for."""
+    code = gateway.wait()
     if not ending.is_set():
         log.error(
-            "the gateway ended with code %d: this worker serves no HTTP until it is restarted", code
+            "the gateway %s: this worker serves no HTTP until it is restarted", how_ended(code)
         )

@@ -33,12 +33,13 @@ from omlx_worker.bench.report import machine
 from omlx_worker.engine.loading.checkpoint import DEMO
 from omlx_worker.engine.loading.loader import choose_fusion, load_engine
 from omlx_worker.engine.rows.interface import Engine
+from omlx_worker.processes import Child
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.pipeline.clients import WorkerSide
 from scripts.bench.pipeline.engines import InProcessSide
 from scripts.bench.pipeline.report import MEANING, SLOW, show
 from scripts.bench.pipeline.stock import STOCK_QUEUE, StockSide
-from scripts.bench.processes import Process, running, wait_until_served, worker
+from scripts.bench.processes import running, wait_until_served, worker
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.workers import ALIAS, SCRIPT
 
@@ -124,7 +125,7 @@ class Sides:
         self._worker = WorkerSide(producer, server.url, worker=process.pid, redis=redis)
         self._in_process = InProcessSide(engine)
 
-    def _worker_process(self, url: str) -> AbstractContextManager[Process]:
+    def _worker_process(self, url: str) -> AbstractContextManager[Child]:
         args = self._args
         if args.step:
             sleep = (f"--step-seconds={args.step}", f"--max-rows={args.max_batch}")

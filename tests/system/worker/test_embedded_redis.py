@@ -140,8 +140,8 @@ def test_what_was_acknowledged_outlives_a_worker_that_is_killed(tmp_path: Path) 
 
 def test_an_interrupt_in_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
-        assert server._process is not None
-        assert os.getpgid(server._process.pid) != os.getpgid(os.getpid())
+        assert server._child is not None
+        assert os.getpgid(server._child.pid) != os.getpgid(os.getpid())
         previous = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             os.killpg(os.getpgid(0), 0)

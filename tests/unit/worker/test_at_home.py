@@ -67,8 +67,7 @@ class User(threading.Thread):
 
 
 @pytest.fixture
-def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Thing:
-    monkeypatch.setattr(at_home, "LOOK_SECONDS", 0.01)
+def thing(tmp_path: Path) -> Thing:
     return Thing(tmp_path / "folder" / "thing")
 
 
@@ -106,6 +105,7 @@ def test_one_that_comes_while_it_starts_waits_for_that(thing: Thing) -> None:
         second.join(0.01)
     assert thing.told == ["another command starts it"]
     thing.may_start.set()
+    assert first.inside.wait(20)
     assert second.inside.wait(20)
     assert (first.got, second.got, thing.starts) == ("started", "found", 1)
     second.leave()

@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,6 +37,7 @@ from omlx_producer.environment import PREFIX
 from omlx_producer.producer import Producer
 from omlx_producer.terminal import counted
 from omlx_producer.wire import EndEvent, TokensEvent
+from omlx_worker.processes import Child, how_ended, python_command, wait_until
 from omlx_worker.queue.embedded import EmbeddedRedis
 
 ALIAS, LEASE_SECONDS = "demo", 3
@@ -158,7 +158,6 @@ class Worker:
 
     def __init__(self, name: str, url: str, folder: Path) -> None:
         self._name = name
-        self._log = folder / f"{name}.log"
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(PREFIX)
         }
@@ -168,49 +167,43 @@ class Worker:
             **{"mode": "mtp", "max-batch": len(PROMPTS), "lease-seconds": LEASE_SECONDS},
             **{"state-dir": folder, "redis-grace": 10},
         }
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "omlx_worker", "run"]
+        with (folder / f"{name}.log").open("wb") as output:
+            self._child = Child(
+                python_command("omlx_worker.cli", "omlx-worker", "run")
                 + [f"--{key}={value}" for key, value in options.items()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                output,
+                seconds=0,
                 cwd=folder,
                 env=environment,
-                # Ctrl-C in the terminal is for the demo.
-                start_new_session=True,
             )
-        self.pid = self._process.pid
+        self.pid = self._child.pid
 
     def require_running(self) -> None:
         """End the demo with the last line of this worker's log if it has ended by itself."""
-        if (code := self._process.poll()) is not None:
-            last = self._log.read_text(errors="replace").strip().rpartition("\n")[2]
-            raise click.ClickException(f"worker {self._name} ended with code {code}: {last}")
+        if (code := self._child.code) is not None:
+            raise click.ClickException(
+                f"worker {self._name} {how_ended(code)}: {self._child.last_line}"
+            )
 
     def kill(self) -> None:
         """End it at once, as a crash would. Returns when it is gone."""
-        self._process.kill()
-        self._process.wait()
+        self._child.end()
 
     def end(self, error: type[BaseException] | None, *_: object) -> None:
         """Ask it to end; after an error, kill it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if error is None:
-                self._process.terminate()
-                self._process.wait(3.0)
-        self.kill()
+        self._child.end(*([] if error else [3.0]))
 
 
 def wait_until_ready(workers: dict[str, Worker], connection: redis.Redis) -> None:
-    def serving() -> set[str]:
+    def all_serve() -> bool:
         found = read_workers(connection, ALIAS)
-        return {worker.name for worker in found if not worker.is_loading}
+        return workers.keys() <= {worker.name for worker in found if not worker.is_loading}
 
-    while not workers.keys() <= serving():
+    def all_run() -> None:
         for worker in workers.values():
             worker.require_running()
-        time.sleep(STEP_SECONDS)
+
+    wait_until(all_serve, all_run)
 
 
 @dataclass
@@ -426,26 +419,16 @@ def run_table(console: Console, url: str, folder: Path) -> None:
     for name in ("releases.csv", "release.json"):
         (folder / name).write_bytes(files("omlx_worker.demo").joinpath("data", name).read_bytes())
     console.print(f"\n$ {shlex.join(TABLE)}", style="bold", markup=False, highlight=False)
-    program = [sys.executable, "-c", "from omlx_producer.cli.main import main; main()"]
-    with (
-        (folder / "run.log").open("wb") as log,
-        subprocess.Popen(
-            [*program, *TABLE[1:], "--redis-url", url, "--progress=none"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            start_new_session=True,
-        ) as process,
-        drawn(console, lambda: draw_table(folder)),
-    ):
-        try:
-            process.wait()
-        finally:
-            process.kill()
-    if process.returncode:
-        last = (folder / "run.log").read_text(errors="replace").strip().rpartition("\n")[2]
-        raise click.ClickException(f"omlx-submit run ended with {process.returncode}: {last}")
+    command = python_command("omlx_producer.cli.main", *TABLE)
+    with (folder / "run.log").open("wb") as log:
+        run = Child([*command, "--redis-url", url, "--progress=none"], log, seconds=0, cwd=folder)
+    try:
+        with drawn(console, lambda: draw_table(folder)):
+            code = run.wait()
+    finally:
+        run.end()
+    if code:
+        raise click.ClickException(f"omlx-submit run {how_ended(code)}: {run.last_line}")
 
 
 def draw_table(folder: Path) -> Table:

@@ -1,32 +1,27 @@
-"""A Redis server as a child of the worker, on the loopback. It ends with the worker.
-
-The server runs under a small shell, which ends it at the end of the shell's standard input. The
-worker holds the other end of that pipe, and a pipe closes however its holder dies.
-"""
+"""A Redis server as a child of the worker, on the loopback. It ends with the worker."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Self
 
 from redis import Redis
-from redis.exceptions import BusyLoadingError, RedisError
+from redis.exceptions import RedisError
 
 from omlx_producer.connection import LEAST_VERSION
+from omlx_worker.processes import Child, how_ended, wait_until
 
 USUAL_PORT = 6379
 # Far more than a start takes on a busy machine: a server that fails ends by itself.
 START_SECONDS = 60.0
-STOP_SECONDS = 10.0
+STOP_SECONDS = 10
 # A server whose worker was killed ends within this time.
 LOCK_SECONDS = 3.0
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
@@ -38,14 +33,6 @@ _OPTIONS = """
     --stream-node-max-bytes 1024 --hash-max-listpack-value 4096 --hash-max-listpack-entries 64
 """
 _PORT = re.compile(r"Running mode=\w+, port=(\d+)")  # in the log of a start
-_SUPERVISOR = """
-exec 3<&0
-"$@" 3<&- & server=$!
-{ read -r _ <&3; kill -TERM "$server"; } 2>/dev/null & reader=$!
-wait "$server"; code=$?
-kill "$reader" 2>/dev/null
-exit "$code"
-"""
 
 
 class ServerError(RuntimeError):
@@ -67,7 +54,7 @@ class EmbeddedRedis:
         self.folder = folder
         self.port = port or free_port()
         self.url = _local_url(self.port)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -89,40 +76,37 @@ class EmbeddedRedis:
             with log.open("ab") as output:
                 self._lock(output)
                 self._make_private(log)
-                self._process = self._spawn(output)
+                # The server inherits the lock, which so ends with it.
+                self._child = Child(self._command(), output, seconds=STOP_SECONDS, umask=0o077)
         except OSError as error:
             raise ServerError(
                 "the embedded Redis server cannot keep its data in "
                 f"{self.folder} ({error.strerror or error}); name another folder with --redis-dir"
             ) from error
         try:
-            self._wait_until_ready(log)
+            if not self._is_ready(self._child):
+                raise ServerError(
+                    "the embedded Redis server does not start; its log ends with: "
+                    f"{self._child.last_line}"
+                )
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """End the server. Its data is on disk when this returns."""
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if self._child is not None:
+            self._child.end(STOP_SECONDS)
+            self._child = None
 
     def require_running(self) -> None:
         """Raise ServerError if the server has ended by itself."""
-        if self._process is not None and (code := self._process.poll()) is not None:
+        if self._child is not None and (code := self._child.code) is not None:
             log = self.folder / "server.log"
-            raise ServerError(f"the embedded Redis server ended with code {code}; its log is {log}")
+            raise ServerError(f"the embedded Redis server {how_ended(code)}; its log is {log}")
 
     def _lock(self, log: IO[bytes]) -> None:
-        """Take the folder. The server inherits ``log``, so the lock ends with the server."""
+        """Take the folder."""
         if not _locked(log, LOCK_SECONDS):
             url = _url_in(log)
             raise ServerError(
@@ -137,41 +121,29 @@ class EmbeddedRedis:
         if (data := self.folder / "appendonlydir").exists():
             data.chmod(PRIVATE_FOLDER)
 
-    def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        # In its own session: Ctrl-C in the terminal must end the worker first.
-        return subprocess.Popen(
-            ["/bin/sh", "-c", _SUPERVISOR, "omlx-redis", *self._command()],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            umask=0o077,
-        )
-
     def _command(self) -> list[str]:
         place = ["--port", str(self.port), "--dir", str(self.folder.resolve())]
         return [find_server(), *place, *_OPTIONS.split(), "--save", ""]
 
-    def _wait_until_ready(self, log: Path) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def _is_ready(self, child: Child) -> bool:
+        """Wait until the server answers. False if it does not."""
         with Redis.from_url(self.url, socket_timeout=1.0, retry=None) as client:
-            while time.monotonic() < deadline:
-                assert self._process is not None
-                if self._process.poll() is not None:
-                    break
-                try:
-                    # Make sure that no other server has the port.
-                    if _keeps(client, self.folder):
-                        client.ping()
-                        return
-                except BusyLoadingError:
-                    # It reads its data, which may take minutes. It answers PING only after that.
-                    deadline = time.monotonic() + START_SECONDS
-                except RedisError:
-                    pass
-                time.sleep(0.02)
-        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        raise ServerError(f"the embedded Redis server does not start; its log ends with: {last}")
+
+            def has(answered: Callable[[], bool]) -> Callable[[], bool]:
+                def look() -> bool:
+                    with contextlib.suppress(RedisError):
+                        return child.code is not None or answered()
+                    return False
+
+                return look
+
+            # Another server may have the port. This one may read its data for minutes; it answers
+            # PING only after that.
+            return (
+                wait_until(has(lambda: _keeps(client, self.folder)), seconds=START_SECONDS)
+                and wait_until(has(client.ping))
+                and child.code is None
+            )
 
 
 def running_url(folder: Path) -> str | None:
@@ -204,16 +176,14 @@ def _keeps(client: Redis, folder: Path) -> bool:
 
 def _locked(log: IO[bytes], seconds: float) -> bool:
     """Lock the log of a folder's server. False if another server keeps it for this time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
+
+    def lock() -> bool:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
-        else:
             return True
+        return False
+
+    return wait_until(lock, seconds=seconds)
 
 
 def _url_in(log: IO[bytes]) -> str | None:
