@@ -34,6 +34,7 @@ class QueueFigures(BaseModel):
         batch_rows: rows of open batches that are no jobs yet.
         oldest_seconds: the largest age of the first job of the queue and the first row of each
             batch; None if none waits.
+        wire_version: the latest version of requests among those.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,6 +42,7 @@ class QueueFigures(BaseModel):
     jobs: int = 0
     batch_rows: int = 0
     oldest_seconds: float | None = None
+    wire_version: int = 1
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -90,6 +92,17 @@ class ModelFigures(BaseModel):
         reasons = sorted({worker.held_up for worker in self.workers})
         return f"the workers of {self.alias} are {', '.join(reasons)}" if all(reasons) else ""
 
+    def too_new(self, what: str, version: int) -> str:
+        """That none of the workers knows a version of requests, and what to do; empty if one does.
+
+        Args:
+            what: needs that version.
+        """
+        if not self.workers or version <= max(worker.wire_version for worker in self.workers):
+            return ""
+        fields = f"no worker of {self.alias} knows all fields of its requests"
+        return f"{what} waits for a newer worker: {fields}; upgrade one"
+
     @property
     def warnings(self) -> list[str]:
         """What is wrong with the options of its workers."""
@@ -109,6 +122,9 @@ class ModelFigures(BaseModel):
         for worker in self.workers:
             if worker.held_up and not self.paused:
                 notes.append(f"{worker.name}: {worker.held_up}")
+        for priority, queue in self.queues.items():
+            notes.append(self.too_new(queue_name(self.alias, priority), queue.wire_version))
+        notes = list(filter(None, notes))
         return notes + [self._farewell(worker) for worker in self.gone]
 
     @computed_field  # type: ignore[prop-decorator]
@@ -247,15 +263,18 @@ def _read_queues(
         answers += look(args=[key for *_, key in lists[start : start + _LISTS_AT_ONCE]])
     counts = {place: [0, 0] for place in places}
     ages = defaultdict[tuple[str, Priority], list[float]](list)
-    for (place, kind, _), (count, date) in zip(lists, answers, strict=True):
+    versions = dict.fromkeys(places, 1)
+    for (place, kind, _), (count, date, version) in zip(lists, answers, strict=True):
         counts[place][kind] += count
+        versions[place] = max(versions[place], version)
         if (since := date_seconds(date)) is not None:
             ages[place].append(max(0.0, now - since))
     queues: dict[str, dict[Priority, QueueFigures]] = {model: {} for model in models}
     for place, (jobs, rows) in counts.items():
         oldest = max(ages[place], default=None)
-        figures = QueueFigures(jobs=jobs, batch_rows=rows, oldest_seconds=oldest)
-        queues[place[0]][place[1]] = figures
+        queues[place[0]][place[1]] = QueueFigures(
+            jobs=jobs, batch_rows=rows, oldest_seconds=oldest, wire_version=versions[place]
+        )
     return queues
 
 

@@ -50,7 +50,6 @@ from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
 from omlx_producer.lua import load
 from omlx_producer.wire import (
     WIRE_FIELD,
-    WIRE_VERSION,
     Priority,
     queue_name,
     read_queue_name,
@@ -64,6 +63,7 @@ from omlx_producer.wire.keys import (
     batch_rows_key,
     batch_running_key,
     batch_waiting_key,
+    read_version,
 )
 
 # Until an upload expires, after its last write.
@@ -217,7 +217,7 @@ class Batch:
         """
         now = str(server_time(self.connection))
         args: list[Any] = [now, UPLOAD_SECONDS, ALIVE_SECONDS]
-        usual = {WIRE_FIELD: WIRE_VERSION, "priority": "bulk", "job_timeout": JOB_SECONDS}
+        usual = {"priority": "bulk", "job_timeout": JOB_SECONDS}
         for each in (usual | dict(fields)).items():
             args += each
         return now if self._script("begin", *args) else ""
@@ -351,7 +351,7 @@ class Batch:
         while True:
             with self.connection.pipeline() as pipe, contextlib.suppress(WatchError):
                 pipe.watch(self.key)  # type: ignore[no-untyped-call]
-                found: Any = pipe.hmget(self.key, "created_at", "state", "rows")
+                found: Any = pipe.hmget(self.key, "created_at", "state", "rows", WIRE_FIELD)
                 self._require_uploaded(found[1] if found[0] == created_at.encode() else None)
                 if int(found[2] or 0) == end:
                     return end
@@ -364,6 +364,8 @@ class Batch:
                     else:
                         queue = queue_name(row.request.model, priority)
                         pipe.rpush(self.waiting_key(queue), _packed(str(number), row, now))
+                version = max(read_version(found[3]), _version_of(row for _, row in entries))
+                pipe.hset(self.key, WIRE_FIELD, version)
                 pipe.hset(self.key, mapping={"rows": end, "queues": " ".join(queues)})
                 self._expire(pipe, queues)
                 pipe.execute()
@@ -388,7 +390,7 @@ class Batch:
         Returns:
             Who has cancelled it; empty if nobody did.
         """
-        settings: dict[str, Any] = {"state": "open", "home": 1, WIRE_FIELD: WIRE_VERSION}
+        settings: dict[str, Any] = {"state": "open", "home": 1}
         settings |= {"priority": priority, "job_timeout": job_timeout}
         fields = [part for field in settings.items() for part in field]
         by = self._script("open_run", int(not again), *fields)
@@ -409,7 +411,7 @@ class Batch:
             queues[queue] = None
             asked.add(queue)
             args += [queue, row.digest, _packed(row.digest, row, now)]
-        if self._script("enter", " ".join(queues), *args):
+        if self._script("enter", " ".join(queues), _version_of(rows), *args):
             self._ring(asked, len(rows))
 
     def end_run(self) -> None:
@@ -611,6 +613,11 @@ def _in_chunks(rows: Iterable[Row | BadRow]) -> Iterator[list[tuple[int, Row | B
             yield from chunks()
             good, bad, characters = [], [], 0
     yield from chunks()
+
+
+def _version_of(rows: Iterable[Row | BadRow]) -> int:
+    """The latest wire version of rows."""
+    return max((row.request.wire_version for row in rows if isinstance(row, Row)), default=1)
 
 
 def _packed(name: str, row: Row, now: float) -> bytes:

@@ -28,6 +28,7 @@ from omlx_producer.figures import read_figures, read_started
 from omlx_producer.terminal import counted, duration, without_counts, write
 from omlx_producer.wire import ModelInfo, answer_text, row_job_id
 from omlx_producer.wire.answer import as_completion
+from omlx_producer.wire.keys import WIRE_FIELD, batch_key, read_version
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -158,7 +159,7 @@ class WorkerWatch:
     def __init__(self, connection: redis.Redis, run: str) -> None:
         self.served = True
         self._connection = connection
-        self._own = row_job_id(run, "").encode()
+        self._key, self._own = batch_key(run), row_job_id(run, "").encode()
         self._looked_at = float("-inf")
         self._held_up: set[str] = set()
         self._told: set[str] = set()
@@ -183,10 +184,11 @@ class WorkerWatch:
         with contextlib.suppress(RedisError):
             running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, dict[str, str]()
             served = False
+            version = read_version(self._connection.hget(self._key, WIRE_FIELD))
             for alias in models:
                 [model] = read_figures(self._connection, alias)
-                if model.held_up:
-                    held_up[without_counts(model.held_up)] = model.held_up
+                if told := model.held_up or model.too_new("the file", version):
+                    held_up[without_counts(told)] = told
                 if not (workers := model.workers):
                     # What a dead one had has a lease, and does not run.
                     continue

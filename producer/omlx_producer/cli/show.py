@@ -29,6 +29,7 @@ from omlx_producer.wire import (
     answer_text,
     read_queue_name,
 )
+from omlx_producer.wire.keys import WIRE_FIELD, read_version
 
 SILENT_SECONDS = 3.0
 
@@ -96,7 +97,8 @@ def wait_reason(connection: redis.Redis, job_id: str) -> str | None:
     with connection.pipeline(transaction=False) as pipe:
         pipe.hget(key, "status")
         pipe.lpos(queue_key(queue), job_id)
-        status, ahead = pipe.execute()
+        pipe.hget(key, WIRE_FIELD)
+        status, ahead, version = pipe.execute()
     if status not in (*WAITING, b"started"):
         return None
     if status not in (b"queued", b"started"):
@@ -104,8 +106,8 @@ def wait_reason(connection: redis.Redis, job_id: str) -> str | None:
     [model] = read_figures(connection, alias)
     if status == b"started" and model.workers:
         return None
-    if model.held_up:
-        return model.held_up
+    if told := model.held_up or model.too_new("the job", read_version(version)):
+        return told
     if jobs := (ahead or 0) + sum(model.queues[each].waiting for each in better):
         return f"waiting behind {counted(jobs, 'job')}"
     return f"the job is the next that a worker of {alias} takes"

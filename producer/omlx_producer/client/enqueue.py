@@ -31,7 +31,6 @@ from omlx_producer.wire import (
     EXPIRING_KEY,
     JOB_FUNCTION,
     WIRE_FIELD,
-    WIRE_VERSION,
     GenerationRequest,
     Priority,
     events_key,
@@ -275,7 +274,7 @@ def _fill(
             pipe.delete(*left)
         open_queue(name).enqueue_many(data, pipeline=pipe)
         for job in members:
-            pipe.hset(job.key, WIRE_FIELD, str(WIRE_VERSION))
+            pipe.hset(job.key, WIRE_FIELD, str(job.request.wire_version))
             if (window := job.request.window_seconds) is not None:
                 # RQ writes the time of this machine, whose clock may be wrong.
                 pipe.hset(job.key, "created_at", utcformat(datetime.fromtimestamp(now, UTC)))

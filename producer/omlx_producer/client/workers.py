@@ -13,7 +13,7 @@ from redis.utils import str_if_bytes
 
 from omlx_producer.connection import server_time
 from omlx_producer.terminal import counted, in_units, local_time, percent
-from omlx_producer.wire.keys import rates_key, workers_key
+from omlx_producer.wire.keys import WIRE_VERSION, rates_key, workers_key
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class WorkerFigures(BaseModel):
         host: the machine's name; empty from older workers.
         machine_memory: its bytes; 0 from older workers.
         fingerprint: of the model, see `ModelInfo`; empty from older workers.
+        wire_version: the latest version of requests that it knows.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -128,6 +129,7 @@ class WorkerFigures(BaseModel):
     machine_memory: int = 0
     fingerprint: str = ""
     turned_to: str = ""
+    wire_version: int = 1
 
     def is_same_step(self, before: WorkerFigures) -> bool:
         """Whether the step that ran at earlier figures may still run."""
@@ -220,7 +222,8 @@ class WorkerFigures(BaseModel):
 
 
 def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -> None:
-    """Write the figures of a worker."""
+    """Write the figures of this worker."""
+    figures = figures.model_copy(update={"wire_version": WIRE_VERSION})
     key, rates = workers_key(model), rates_key(model)
     rate = {"worker": figures.name, "rate": f"{figures.tokens_per_second:.1f}"}
     oldest = int(1000 * (figures.at - RATES_SECONDS))

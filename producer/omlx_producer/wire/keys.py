@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 
 class Key(str):
@@ -69,11 +69,13 @@ KEEP_SECONDS = 7 * 24 * 3600
 """How long a batch whose rows have all ended is kept, and listed among those that ended."""
 
 WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
-"""The version of payloads, and its field in the hash of a job or batch; absent means 1.
+"""The latest version of requests, which workers of this version know, and the field in the hash of
+a job or batch with the version that it needs; absent means 1.
 
-Raise it with every request field that older workers do not know: they leave such jobs to others. A
-test holds that.
+Raise it with every request field that older workers do not know, and mark the field with `Since`:
+older workers leave jobs that set it to others. A test holds that.
 """
+
 
 CONSTANTS = {
     name: value for name, value in list(globals().items()) if name.endswith(("_FIELD", "_SECONDS"))
@@ -93,6 +95,11 @@ def read_queue_name(queue: str) -> tuple[str, Priority] | None:
     """The model alias and the priority of a queue; None if it is not of this package."""
     found = re.fullmatch(f"omlx:([^:]+):({'|'.join(PRIORITIES)})", queue)
     return None if found is None else (found[1], cast(Priority, found[2]))
+
+
+def read_version(stored: Any) -> int:
+    """What Redis holds in `WIRE_FIELD`."""
+    return int(stored) if stored and stored.isdigit() else 1
 
 
 def row_job_id(run: str, row: str) -> str:

@@ -17,7 +17,11 @@ from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
 from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.repetition import RepetitionDetection
-from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS, RequestPart, json_text
+from omlx_producer.wire.request_part import (
+    MAX_PROMPT_CHARACTERS,
+    RequestPart,
+    json_text,
+)
 from omlx_producer.wire.structure import Constraint, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.tools import (
     MAX_TOOLS,

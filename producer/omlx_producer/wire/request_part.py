@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,6 +16,16 @@ from omlx_producer.wire.remedy import Remedy
 MAX_LEVELS = 100
 """Lists and objects inside each other in one field of a request, and in a result."""
 MAX_PROMPT_CHARACTERS = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Beside the type of a field that requests have, or take more in, since a later `WIRE_VERSION`.
+
+    >>> TopA = Annotated[float | None, Since(2)]
+    """
+
+    version: int
 
 
 class RequestPart(BaseModel):
@@ -33,6 +45,31 @@ class RequestPart(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             raise refusal_of(error, cls, data, cls.shape) from None
+
+    @property
+    def wire_version(self) -> int:
+        """The version of the latest field that is not at its default, here or in a part of it."""
+        marks, versions = _marks(type(self)), [1]
+        for name in self.model_fields_set:
+            held = getattr(self, name)
+            if name in marks and held != type(self).model_fields[name].default:
+                versions.append(marks[name])
+            parts = held if isinstance(held, list) else [held]
+            # A list of parts holds nothing else, and one of tokens is long.
+            if parts and isinstance(parts[0], RequestPart):
+                versions += [part.wire_version for part in parts]
+        return max(versions)
+
+
+@cache
+def _marks(part: type[RequestPart]) -> dict[str, int]:
+    """The versions of a part's later fields."""
+    return {
+        name: each.version
+        for name, field in part.model_fields.items()
+        for each in field.metadata
+        if isinstance(each, Since)
+    }
 
 
 # The constraint makes pydantic refuse lone surrogates, which no tokenizer and no UTF-8 can take.

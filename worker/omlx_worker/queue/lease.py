@@ -152,8 +152,8 @@ class LeaseTable:
         if newer and not self._told_newer:
             self._told_newer = True
             log.warning(
-                "job or batch %s is of a newer version of omlx-queue and is left to newer workers; "
-                "upgrade this one",
+                "job or batch %s has fields of a newer version of omlx-queue and is left to newer "
+                "workers; upgrade this one",
                 newer.decode(errors="replace"),
             )
         self._suspect_in = suspect_in.decode() or None
