@@ -10,9 +10,11 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from omlx_producer import lua
 from tests.helpers.cpu_seconds import CpuSeconds
 from tests.helpers.hub import Hub, hub_server
 from tests.helpers.redis_server import RedisServer, redis_server
+from tests.helpers.server_time import moved_source
 
 # How fast examples run says something of the machine, not of what is tested.
 for name, examples in (("default", 30), ("all", 300)):
@@ -106,6 +108,12 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
     """A client of the session's server, as RQ wants it: it returns bytes."""
     with redis.Redis.from_url(redis_url) as client:
         yield client
+
+
+@pytest.fixture
+def server_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts that this process loads have a time that a test moves with `server_time.forward`."""
+    monkeypatch.setattr(lua, "source", moved_source)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from redis import Redis
-from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.wire import (
     PRIORITIES,
@@ -19,6 +18,7 @@ from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
+from tests.helpers.server_time import forward
 from tests.helpers.workers import ALIAS
 
 QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
@@ -65,30 +65,9 @@ def stopped(job_id: str) -> Ending:
     return Ending(EndEvent.of(job_id, 0, End("cancelled", "stopped")))
 
 
-def expire(connection: Redis, leases: LeaseTable) -> None:
-    """As if the worker had been silent for longer than its leases."""
-    for job in leases.jobs():
-        key, member = f"{RQ}:wip:{job.queue}", f"{job.id}:{job.execution}"
-        connection.zincrby(key, -leases.seconds - 1, member)
-
-
-def set_back_clock(connection: Redis, seconds: float) -> None:
-    """As if the server's clock had gone back: what was written before is of the future."""
-    for key in connection.scan_iter(f"{RQ}:wip:*"):
-        for member in connection.zrange(key, 0, -1):
-            connection.zincrby(key, seconds, member)
-    for key in connection.scan_iter(f"{RQ}:execution:*"):
-        connection.hincrbyfloat(key, "last_heartbeat", seconds)
-    for key in connection.scan_iter("omlx:batches:omlx:*"):
-        for member in connection.zrange(key, 0, -1):
-            connection.zincrby(key, seconds, member)
-    for key in connection.scan_iter("omlx:lead:*"):
-        connection.pexpire(key, connection.pttl(key) + int(1000 * seconds))
-
-
-def kill(connection: Redis, leases: LeaseTable) -> None:
-    """The worker dies; when its leases are over, another one sweeps up after it."""
-    expire(connection, leases)
+def kill(connection: Redis) -> None:
+    """All workers die; when their leases are over, another one sweeps up after them."""
+    forward(connection, 31)
     sweep(table(connection, "sweeper"))
 
 

@@ -29,6 +29,7 @@ from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP, TOO_BUSY
 from tests.helpers.leases import kill
+from tests.helpers.server_time import forward
 from tests.helpers.workers import (
     enqueue,
     enqueue_raw,
@@ -251,6 +252,7 @@ def test_an_unexpected_error_while_making_a_result_or_an_event_fails_that_job_al
     assert "it quotes the text" not in caplog.text
 
 
+@pytest.mark.usefixtures("server_time")
 @pytest.mark.slow
 def test_a_job_that_breaks_its_worker_is_failed_in_the_end(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
@@ -265,18 +267,18 @@ def test_a_job_that_breaks_its_worker_is_failed_in_the_end(
 
     monkeypatch.setattr(LeaseTable, "append", breaks)
 
-    def is_failed() -> bool:
+    for _ in range(6):
         with contextlib.suppress(ValueError):
-            run_burst(redis_url, lease_seconds=1)
-        return status(bad) == "failed"
+            run_burst(redis_url)
+        forward(connection, 31)
 
-    wait_for(is_failed, what="the end of the job")
-
+    assert status(bad) == "failed"
     assert "3 times" in bad.latest_result().exc_string
     run_burst(redis_url)
     assert status(good) == "finished"
 
 
+@pytest.mark.usefixtures("server_time")
 @pytest.mark.parametrize(("owner", "method"), [(DecodeThread, "_report"), (StatusBoard, "show")])
 def test_a_worker_whose_decode_or_main_thread_breaks_leaves_its_jobs_to_the_sweep(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
@@ -294,7 +296,7 @@ def test_a_worker_whose_decode_or_main_thread_breaks_leaves_its_jobs_to_the_swee
         worker.test_thread.join(20)
     assert [str(error) for error in worker.test_errors] == ["a bug"]
     assert status(job) == "started"
-    kill(connection, worker.leases)
+    kill(connection)
     assert status(job) == "queued"
 
 

@@ -18,12 +18,12 @@ from tests.helpers.leases import (
     claim,
     commit,
     done,
-    expire,
     sweep,
     table,
     tokens,
 )
 from tests.helpers.redis_server import RedisServer
+from tests.helpers.server_time import forward
 from tests.helpers.workers import (
     enqueue,
     events,
@@ -65,6 +65,7 @@ def replaced(connection: Redis, key: str) -> Iterator[None]:
 # Other types
 
 
+@pytest.mark.usefixtures("server_time")
 @pytest.mark.parametrize(
     "key",
     [
@@ -87,9 +88,10 @@ def test_a_worker_ends_at_a_key_of_another_type_and_the_next_one_ends_each_job_o
         replaced(connection, key.format(jobs[0].id)),
         pytest.raises(ResponseError, match="WRONGTYPE"),
     ):
-        run_burst(redis_url, lease_seconds=1)
+        run_burst(redis_url)
     assert "Traceback" not in caplog.text
-    with running_worker(redis_url, lease_seconds=1):
+    forward(connection, 31)
+    with running_worker(redis_url):
         wait_for(lambda: all(map(is_over, jobs)))
     assert [len(job.results()) for job in jobs] == [1, 1]
 
@@ -120,11 +122,12 @@ def test_a_running_job_outlives_the_loss_of_the_registry_of_started_jobs(
     assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
 
 
+@pytest.mark.usefixtures("server_time")
 def test_a_job_that_was_taken_away_is_not_held_by_its_old_execution(connection: Redis) -> None:
     job = enqueue(connection)
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     (old,) = claim(stale)
-    expire(connection, stale)
+    forward(connection, 31)
     sweep(fresh)
     claim(fresh)
     connection.delete(WIP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +17,11 @@ from omlx_producer.wire import queue_name
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
 from tests.helpers.bulk_rows import rows
-from tests.helpers.leases import claim, commit, done, expire, table
+from tests.helpers.leases import claim, commit, done, table
+from tests.helpers.server_time import forward
 from tests.helpers.workers import ALIAS, fetch, run_burst, running_worker, status, wait_for
+
+pytestmark = pytest.mark.usefixtures("server_time")
 
 EXPIRED = "the job did not finish within its completion_window"
 
@@ -37,7 +39,9 @@ def submit(producer: Producer, window: str, **fields: Any) -> str:
 
 def test_a_job_that_nobody_serves_expires(connection: Redis) -> None:
     with Producer(connection) as producer:
-        late, early = submit(producer, "0.000001s"), submit(producer, "24h")
+        late, early = submit(producer, "1h"), submit(producer, "24h")
+        assert expire_due(connection) == 0
+        forward(connection, 3601)
         assert expire_due(connection) == 1
         with pytest.raises(JobFailed, match=EXPIRED) as failure:
             producer.result(late, timeout=5)
@@ -68,20 +72,34 @@ def connection_url(connection: Redis) -> str:
 
 def test_a_job_that_runs_keeps_its_worker(connection: Redis) -> None:
     with Producer(connection) as producer:
-        job_id = submit(producer, "0.000001s")
+        job_id = submit(producer, "20s")
     leases = table(connection)
     [job] = claim(leases)
+    forward(connection, 21)
     assert expire_due(connection) == 0
     commit(leases, job, done(job.id))
     assert status(fetch(connection, job_id)) == "finished"
 
 
+def test_a_job_that_ran_past_its_window_is_looked_at_again_once_it_waits(
+    connection: Redis,
+) -> None:
+    with Producer(connection) as producer:
+        submit(producer, "20s")
+    leases = table(connection)
+    claimed = claim(leases)
+    forward(connection, 21)
+    assert expire_due(connection) == 0
+    leases.give_back(claimed)
+    forward(connection, 11)
+    assert expire_due(connection) == 1
+
+
 def test_a_running_job_expires_when_its_lease_passes(connection: Redis) -> None:
     with Producer(connection) as producer:
-        submit(producer, "0.000001s")
-    dead = table(connection)
-    claim(dead)
-    expire(connection, dead)
+        submit(producer, "20s")
+    claim(table(connection))
+    forward(connection, 31)
     assert expire_due(connection) == 1
 
 
@@ -92,23 +110,26 @@ def test_a_leader_that_dies_before_it_fails_a_job_has_a_successor(
         raise SystemExit
 
     with Producer(connection) as producer:
-        job_id = submit(producer, "0.000001s")
-        leader = table(connection, seconds=0.05)
+        job_id = submit(producer, "1h")
+        forward(connection, 3601)
+        leader = table(connection)
         monkeypatch.setattr(leader, "commit", die)
         with pytest.raises(SystemExit):
             list(Upkeep(leader).expire())
-        wait_for(lambda: expire_due(connection) == 1)
+        assert expire_due(connection) == 0
+        forward(connection, 31)
+        assert expire_due(connection) == 1
         with pytest.raises(JobFailed, match=EXPIRED):
             producer.result(job_id, timeout=5)
 
 
 def test_an_expired_job_that_is_requeued_runs(connection: Redis) -> None:
     with Producer(connection) as producer:
-        job_id = submit(producer, "0.000001s")
-    leader = LeaseTable(connection, "elsewhere", [queue_name("another", "default")], seconds=0.01)
-    assert sum(Upkeep(leader).expire()) == 1
+        job_id = submit(producer, "1h")
+    forward(connection, 3601)
+    assert expire_due(connection) == 1
     fetch(connection, job_id).requeue()
-    time.sleep(0.02)
+    forward(connection, 31)
     assert expire_due(connection) == 0
     [job] = claim(table(connection))
     assert job.id == job_id
@@ -117,8 +138,9 @@ def test_an_expired_job_that_is_requeued_runs(connection: Redis) -> None:
 def test_each_row_of_a_batch_has_its_own_window(redis_url: str, connection: Redis) -> None:
     batch = Batch.of_run(connection, "0123456789ab")
     batch.open_run("bulk", 60)
-    for start, window in ((0, None), (20, "24h"), (40, "0.000001s"), (60, None)):
+    for start, window in ((0, None), (20, "24h"), (40, "1h"), (60, None)):
         batch.enter(rows(20, start, completion_window=window))
+    forward(connection, 3601)
     expire_due(connection)
     run_burst(redis_url)
     state = batch.read()
@@ -129,7 +151,8 @@ def test_a_batch_with_rows_that_came_too_late_has_expired(
     redis_url: str, connection: Redis
 ) -> None:
     batch = Batch.create(connection)
-    batch.upload([*rows(2, completion_window="0.000001s"), *rows(3, 2)])
+    batch.upload([*rows(2, completion_window="1h"), *rows(3, 2)])
+    forward(connection, 3601)
     run_burst(redis_url)
     state = batch.read()
     assert (state.state, state.ok, state.failures) == ("expired", 3, {"expired": 2})
@@ -140,7 +163,8 @@ def test_a_batch_with_rows_that_came_too_late_has_expired(
 def test_a_worker_of_any_model_expires_jobs_as_it_sweeps(redis_url: str, connection: Redis) -> None:
     with Producer(connection) as producer:
         job_id = producer.submit(
-            model="nobody", prompt="x", completion_window="1s", require_known_model=False
+            model="nobody", prompt="x", completion_window="1h", require_known_model=False
         ).id
-        with running_worker(redis_url, lease_seconds=1.0):
+        forward(connection, 3601)
+        with running_worker(redis_url):
             wait_for(lambda: status(fetch(connection, job_id)) == "failed")

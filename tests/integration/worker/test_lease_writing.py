@@ -24,14 +24,16 @@ from tests.helpers.leases import (
     claim,
     commit,
     done,
-    expire,
     failed,
     roll_back,
     sweep,
     table,
     tokens,
 )
+from tests.helpers.server_time import forward
 from tests.helpers.workers import enqueue, events, queue, status
+
+pytestmark = pytest.mark.usefixtures("server_time")
 
 
 def test_an_append_reaches_stream_and_channel_alike(connection: Redis) -> None:
@@ -53,7 +55,7 @@ def test_an_append_by_a_worker_that_lost_its_lease_is_refused(connection: Redis)
     job = enqueue(connection)
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     (old,) = claim(stale)
-    expire(connection, stale)
+    forward(connection, 31)
     assert sweep(fresh) == [job.id]
     (new,) = claim(fresh)
     assert stale.append([(old, tokens(job.id, 1))]) == {job.id: "started"}
@@ -104,7 +106,7 @@ def test_a_job_starts_over_with_an_empty_stream_while_the_lease_holds(connection
     (old,) = claim(stale)
     stale.start_over(old)
     assert events(connection, job.id) == []
-    expire(connection, stale)
+    forward(connection, 31)
     assert sweep(fresh) == [job.id]
     (new,) = claim(fresh)
     assert fresh.append([(new, tokens(job.id, 1))]) == {}
@@ -144,7 +146,7 @@ def test_a_commit_without_the_lease_is_refused(connection: Redis) -> None:
     job = enqueue(connection)
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     (old,) = claim(stale)
-    expire(connection, stale)
+    forward(connection, 31)
     sweep(fresh)
     assert commit(stale, old, done(job.id)) is Commit.LOST
     assert status(job) == "queued"

@@ -15,10 +15,13 @@ from omlx_producer.wire import EndEvent, events_key, parse_event, tokens_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
-from tests.helpers.leases import claim, expire, roll_back, sweep, table, tokens
+from tests.helpers.leases import claim, roll_back, sweep, table, tokens
 from tests.helpers.redis_server import values_up_to_1_mib
+from tests.helpers.server_time import forward
 from tests.helpers.traffic import Traffic
 from tests.helpers.workers import enqueue, events, queue, run_burst, status, streamed_text
+
+pytestmark = pytest.mark.usefixtures("server_time")
 
 
 def told(connection: Redis, job: Job) -> list[tuple[str, int]]:
@@ -44,7 +47,7 @@ def test_a_worker_that_slept_longer_than_its_lease_notices_with_its_first_step(
     leases = table(connection, seconds=86_400)
     with Traffic(leases, claim(leases), streams=False) as traffic:
         traffic.step()
-        expire(connection, leases)
+        forward(connection, 86_401)
         assert sweep(table(connection, "sweeper")) == [job.id]
         traffic.step()
         assert len(leases) == 0
@@ -182,7 +185,7 @@ def test_a_job_cancelled_while_its_worker_was_away_has_one_end(
     ):
         for _ in range(first):
             traffic.step()
-        expire(connection, leases)
+        forward(connection, 31)
         assert sweep(table(connection, "sweeper")) == [job.id]
         channel.subscribe(tokens_channel(job.id))
         channel.get_message(timeout=1)
@@ -202,7 +205,7 @@ def test_two_workers_that_lose_a_job_to_rqs_cancel_end_it_once(connection: Redis
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     with Traffic(stale, claim(stale)) as away:
         away.step()
-        expire(connection, stale)
+        forward(connection, 31)
         assert sweep(fresh) == [job.id]
         with Traffic(fresh, claim(fresh)) as here:
             job.refresh()

@@ -14,16 +14,21 @@ from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
-from tests.helpers.leases import claim, commit, done, expire, failed, kill, sweep, table, tokens
+from tests.helpers.leases import claim, commit, done, failed, kill, sweep, table, tokens
+from tests.helpers.server_time import forward
 from tests.helpers.workers import enqueue, fetch, status
+
+pytestmark = pytest.mark.usefixtures("server_time")
 
 
 def die(connection: Redis, times: int, *jobs: Job) -> None:
     """Let a worker that holds these jobs, and no others, die so often."""
     for _ in range(times):
+        # The leases of others last.
+        forward(connection, -31)
         leases = table(connection, "victim")
         assert {job.id for job in claim(leases, len(jobs))} == {job.id for job in jobs}
-        kill(connection, leases)
+        kill(connection)
 
 
 def ids(claimed: list[Claim]) -> list[str]:
@@ -77,7 +82,7 @@ def test_two_kills_of_a_worker_with_64_jobs_that_go_on_make_none_run_alone(
     for kills in range(2):
         leases = table(connection, "victim")
         produce(leases, *claim(leases, 64), n=kills + 1)
-        kill(connection, leases)
+        kill(connection)
     again = claim(table(connection), 64)
     assert ids(again) == [job.id for job in jobs]
     assert {(job.treatment, job.deaths, job.streamed) for job in again} == {("run", 0, 2)}
@@ -87,7 +92,7 @@ def test_tokens_of_an_earlier_claim_acquit_no_job(connection: Redis) -> None:
     job = enqueue(connection)
     leases = table(connection)
     produce(leases, *claim(leases), n=3)
-    kill(connection, leases)
+    kill(connection)
     die(connection, 2, job)
     (suspect,) = claim(table(connection))
     assert (suspect.treatment, suspect.deaths, suspect.streamed) == ("alone", 2, 3)
@@ -103,7 +108,7 @@ def test_a_job_whose_stream_expired_is_acquitted_by_its_new_tokens(connection: R
     (again,) = claim(leases)
     assert again.streamed == 0
     produce(leases, again)
-    kill(connection, leases)
+    kill(connection)
     assert connection.hget(job.key, "omlx_deaths") is None
 
 
@@ -210,7 +215,7 @@ def test_a_death_after_quarantine_convicts_nobody(connection: Redis) -> None:
     produce(leases, suspect)
     leave_quarantine(suspect)
     assert ids(claim(leases, 10)) == [other.id]
-    kill(connection, leases)
+    kill(connection)
     (suspect,) = claim(table(connection), 10)
     assert (suspect.id, suspect.treatment, suspect.deaths) == (job.id, "alone", 2)
 
@@ -242,7 +247,7 @@ def test_a_worker_that_was_cut_off_does_not_take_its_own_jobs_for_abandoned(
     job = enqueue(connection)
     leases = table(connection)
     claim(leases)
-    expire(connection, leases)
+    forward(connection, 31)
     assert sweep(leases) == []
     assert status(job) == "started"
     assert connection.hget(job.key, "omlx_deaths") is None
@@ -272,7 +277,7 @@ def test_a_worker_that_was_only_away_takes_its_death_back(
     for _ in range(3):
         away = table(connection, "away")
         (claimed,) = claim(away)
-        kill(connection, away)
+        kill(connection)
         for _ in range(2):
             refused(away, claimed)
     (suspect,) = claim(table(connection))
@@ -288,5 +293,5 @@ def test_a_count_that_makes_no_sense_stops_neither_claims_nor_sweeps(
     leases = table(connection)
     claim(leases, 10)
     connection.hset(job.key, field, count)
-    kill(connection, leases)
+    kill(connection)
     assert ids(claim(table(connection), 10)) == [job.id]

@@ -15,7 +15,8 @@ from omlx_producer.errors import one_line
 from omlx_producer.wire.keys import STOP_FIELD
 from omlx_worker.queue.ending import Commit
 from tests.helpers.fake_engine import BREAKS_PREPARE
-from tests.helpers.leases import claim, commit, done, expire, failed, table, tokens
+from tests.helpers.leases import claim, commit, done, failed, table, tokens
+from tests.helpers.server_time import forward
 from tests.helpers.workers import (
     enqueue,
     events,
@@ -40,16 +41,17 @@ def cancel_unheard(connection: Redis, monkeypatch: pytest.MonkeyPatch) -> Callab
     return cancel
 
 
+@pytest.mark.usefixtures("server_time")
 def test_a_job_cancelled_after_its_worker_died_is_ended_instead_of_run_again(
     redis_url: str, connection: Redis, cancel_unheard: Callable[[Job], None]
 ) -> None:
     job = enqueue(connection, max_completion_tokens=30)
-    dead = table(connection, "dead", seconds=1)
+    dead = table(connection, "dead")
     (claimed,) = claim(dead)
     dead.append([(claimed, tokens(job.id, 2, 2))])
     cancel_unheard(job)
-    expire(connection, dead)
-    engine = run_burst(redis_url, lease_seconds=1)
+    forward(connection, 31)
+    engine = run_burst(redis_url)
     assert engine.most_rows == 0
     assert status(job) == "stopped"
     assert [(event.type, event.n) for event in events(connection, job.id)] == [

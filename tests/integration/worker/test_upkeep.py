@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable
 
+import pytest
 from redis import Redis
 
 from omlx_producer.bulk.batch import Batch
@@ -15,8 +16,11 @@ from omlx_worker.queue.upkeep import (
     MOST_ENTRIES,
     Upkeep,
 )
-from tests.helpers.leases import QUEUES, claim, expire, set_back_clock, sweep, table
+from tests.helpers.leases import QUEUES, claim, sweep, table
+from tests.helpers.server_time import forward
 from tests.helpers.workers import ALIAS, enqueue, running_worker, wait_for
+
+pytestmark = pytest.mark.usefixtures("server_time")
 
 QUEUE = QUEUES[1]
 WIP = f"rq:wip:{QUEUE}"
@@ -99,14 +103,14 @@ def test_a_clock_that_goes_back_keeps_no_job_of_a_dead_worker_waiting(
     claim(dead, 3)
     Upkeep(dead).attend()
     claim(other)
-    set_back_clock(connection, 3600)
+    forward(connection, -3600)
     upkeep = Upkeep(other)
     assert not upkeep.lead()
     [lock] = connection.keys("omlx:lead:*")
     assert connection.pttl(lock) <= 22_500
     connection.delete(lock)
     assert sweep(other) == [], "each lease goes on for what was left of it"
-    expire(connection, dead)
+    forward(connection, 31)
     assert sorted(sweep(other)) == sorted(ids[:3])
     assert waiting(connection) == ids[:3]
     assert len(other) == 1
@@ -136,7 +140,7 @@ def test_many_leases_that_were_renewed_together_return_in_the_order_of_their_cla
     claim(dead, 70)
     claim(dead, 50)
     dead.renew()
-    expire(connection, dead)
+    forward(connection, 31)
     sweep(table(connection, "other"))
     assert waiting(connection) == jobs
 

@@ -19,7 +19,8 @@ from omlx_producer.wire import GenerationRequest, queue_name
 from omlx_producer.wire.keys import BATCHES_KEY, open_key
 from tests.helpers.bulk_rows import batch_of, rows
 from tests.helpers.bulk_runs import jobs_in_redis
-from tests.helpers.leases import claim, commit, done, expire, failed, kill, set_back_clock, table
+from tests.helpers.leases import claim, commit, done, failed, kill, table
+from tests.helpers.server_time import forward
 from tests.helpers.workers import (
     ALIAS,
     enqueue,
@@ -126,12 +127,13 @@ def test_a_commit_that_is_repeated_counts_its_row_once(connection: redis.Redis) 
     assert len(list(batch.results(batch.read()))) == 1
 
 
+@pytest.mark.usefixtures("server_time")
 def test_a_row_of_a_dead_worker_goes_on_and_ends_once(
     redis_url: str, connection: redis.Redis
 ) -> None:
     batch, leases = batch_of(connection, 1), table(connection)
     (old,) = claim(leases)
-    kill(connection, leases)
+    kill(connection)
     run_burst(redis_url)
     assert commit(leases, old, failed(old.id)).name == "DONE", "it has its result"
     state = batch.read()
@@ -181,11 +183,12 @@ def test_single_jobs_go_before_batches_and_batches_share_the_worker(
     assert served == {first.run: 20, second.run: 20}
 
 
+@pytest.mark.usefixtures("server_time")
 def test_batches_share_the_worker_though_the_clock_goes_back(connection: redis.Redis) -> None:
     first, second = (batch_of(connection, 20) for _ in range(2))
     leases, served = table(connection), Counter[str]()
     claim(leases)
-    set_back_clock(connection, 3600)
+    forward(connection, -3600)
     for _ in range(9):
         batch_of(connection, 1)
         for _ in range(2):
@@ -247,6 +250,7 @@ def test_new_batches_do_not_keep_an_older_one_waiting(connection: redis.Redis) -
     assert served >= 5, "it takes turns with all that wait"
 
 
+@pytest.mark.usefixtures("server_time")
 @pytest.mark.parametrize("broken", ["hash", "results", "waiting", "running", "open"])
 def test_rows_whose_worker_ends_at_a_key_of_another_type_end_once_it_is_gone(
     redis_url: str, connection: redis.Redis, broken: str
@@ -263,11 +267,12 @@ def test_rows_whose_worker_ends_at_a_key_of_another_type_end_once_it_is_gone(
         connection.rename(key, "spare")
     connection.set(key, "of another type")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        run_burst(redis_url, lease_seconds=1)
+        run_burst(redis_url)
     connection.delete(key)
     if connection.exists("spare"):
         connection.rename("spare", key)
-    with running_worker(redis_url, lease_seconds=1):
+    forward(connection, 31)
+    with running_worker(redis_url):
         wait_for(lambda: batch.read().over)
     assert sorted(custom_ids(batch)) == ["r0", "r1"]
 
@@ -315,6 +320,7 @@ def test_cancelling_what_waits_needs_no_worker(connection: redis.Redis, run: Run
     assert connection.keys("omlx:batches*") == [b"omlx:batches:ended"]
 
 
+@pytest.mark.usefixtures("server_time")
 def test_rows_of_a_dead_worker_end_a_cancelled_batch_when_another_sweeps(
     redis_url: str, connection: redis.Redis
 ) -> None:
@@ -322,8 +328,8 @@ def test_rows_of_a_dead_worker_end_a_cancelled_batch_when_another_sweeps(
     claim(dead)
     assert batch.cancel()
     assert batch.read().state == "cancelling"
-    expire(connection, dead)
-    with running_worker(redis_url, lease_seconds=1):
+    forward(connection, 31)
+    with running_worker(redis_url):
         wait_for(lambda: batch.read().over)
     state = batch.read()
     assert (state.state, state.failures) == ("cancelled", {"cancelled": 1})

@@ -19,7 +19,8 @@ from omlx_producer.connection import connect
 from omlx_producer.wire import GenerationRequest
 from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
 from tests.helpers.bulk_runs import jobs_in_redis
-from tests.helpers.leases import claim, commit, done, expire, failed, stopped, table
+from tests.helpers.leases import claim, commit, done, failed, stopped, table
+from tests.helpers.server_time import forward
 from tests.helpers.workers import run_burst, running_worker, wait_for
 
 
@@ -260,6 +261,7 @@ def test_a_run_that_is_begun_again_does_not_expire_while_its_rows_wait(
         assert [key for key in keys_of_run(connection) if connection.ttl(key) > 0] == []
 
 
+@pytest.mark.usefixtures("server_time")
 @pytest.mark.parametrize("when", ["waiting", "running"])
 def test_a_cancelled_row_is_a_result(redis_url: str, connection: redis.Redis, when: str) -> None:
     sink, wanted = Kept(), rows(2)
@@ -271,8 +273,8 @@ def test_a_cancelled_row_is_a_result(redis_url: str, connection: redis.Redis, wh
         leases.give_back([claimed])
     assert Producer(connection).cancel(claimed.id) in ("cancelled", "stopping")
     if when == "running":
-        expire(connection, leases)
-    with running_worker(redis_url, lease_seconds=1):
+        forward(connection, 31)
+    with running_worker(redis_url):
         finish(collector)
     codes = {str(result.row.custom_id): result.code for result in sink.results}
     assert codes.pop(claimed.row.custom_id) == "cancelled"
