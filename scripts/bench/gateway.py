@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,32 +24,14 @@ from rich.console import Console
 from rich.table import Table
 
 from omlx_producer import AsyncProducer, Producer
+from omlx_worker.processes import wait_until
 from omlx_worker.queue.embedded import EmbeddedRedis, free_port
+from tests.helpers.gateway import gateway_process
 from tests.helpers.workers import ALIAS, worker_process
 
 TOKENS = 40
 BODY = {"model": ALIAS, "prompt": "def f(x):", "max_tokens": TOKENS, "stream": True}
 BODY |= {"ignore_eos": True}
-
-
-@contextlib.contextmanager
-def gateway_process(redis_url: str) -> Iterator[tuple[str, int]]:
-    """A gateway's URL and process id."""
-    port = free_port()
-    program = "from omlx_gateway.cli import main; main()"
-    command = [sys.executable, "-c", program, "--port", str(port)]
-    process = subprocess.Popen([*command, "--redis-url", redis_url])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(200):
-            with contextlib.suppress(httpx2.TransportError):
-                httpx2.get(f"{url}/health")
-                break
-            time.sleep(0.05)
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 async def read(client: httpx2.AsyncClient, url: str, seed: int) -> tuple[float, float, int]:
@@ -114,13 +92,13 @@ def main() -> None:
         TemporaryDirectory() as folder,
         EmbeddedRedis(Path(folder)) as server,
         worker_process(server.url, max_rows=64, step_seconds=0.005),
-        gateway_process(server.url) as (gateway, pid),
+        gateway_process(server.url, port := free_port()) as process,
     ):
+        gateway = f"http://127.0.0.1:{port}"
         with Producer(server.url) as producer:
-            while ALIAS not in producer.models():
-                time.sleep(0.1)
+            wait_until(lambda: ALIAS in producer.models())
         found = asyncio.run(measure(server.url, gateway, options.firsts, options.streams))
-        memory = peak_memory(pid)
+        memory = peak_memory(process.pid)
     table = Table("seconds", "median", "most")
     names = ("first token over HTTP", "first token by AsyncProducer")
     names += (f"first token of {options.streams} streams", f"last token of {options.streams}")

@@ -44,6 +44,7 @@ from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import BATCH_GENERATOR
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.loader import load
+from omlx_worker.processes import wait_until
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.processes import wait_until_idle, wait_until_served, worker
 
@@ -114,12 +115,13 @@ class WorkerSide:
 
     def _figures(self, tokens: int) -> WorkerFigures:
         """The worker's figures once they count this many tokens."""
-        deadline = time.monotonic() + FIGURES_SECONDS
-        while time.monotonic() < deadline:
-            for figures in read_workers(self._producer.connection, self.name):
-                if figures.tokens >= tokens and not figures.jobs:
-                    return figures
-            time.sleep(0.1)
+
+        def told() -> WorkerFigures | None:
+            found = read_workers(self._producer.connection, self.name)
+            return next((each for each in found if each.tokens >= tokens and not each.jobs), None)
+
+        if figures := wait_until(told, seconds=FIGURES_SECONDS):
+            return figures
         sys.exit(f"the worker of mode {self.name} does not tell its figures")
 
 

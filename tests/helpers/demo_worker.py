@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from redis import Redis
 
 from omlx_producer.client.workers import read_workers
+from omlx_worker.processes import wait_until
 
 
 @contextlib.contextmanager
@@ -31,11 +31,12 @@ def worker(
     )
     try:
         with Redis.from_url(redis_url) as connection:
-            deadline = time.monotonic() + 120
-            while all(each.is_loading for each in read_workers(connection, "demo")):
+
+            def serves() -> bool:
                 assert process.poll() is None, "the worker ended before it was ready"
-                assert time.monotonic() < deadline, "the worker did not get ready"
-                time.sleep(0.05)
+                return any(not each.is_loading for each in read_workers(connection, "demo"))
+
+            assert wait_until(serves, seconds=120), "the worker did not get ready"
         yield process
     finally:
         if process.poll() is None:
