@@ -30,6 +30,7 @@ class Lost:
     """The lease is gone: nothing may be written about the job."""
 
 
+STOPPED = End("cancelled", "the job was stopped on request")
 Reason = End | GivenBack | Lost
 Readiness = ActiveJob | End | GivenBack
 """What preparing a claimed job has come to: it is ready to run, or why it is not."""

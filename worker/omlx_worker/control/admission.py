@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from omlx_producer.wire import End
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
@@ -19,6 +18,7 @@ from omlx_worker.delivery.observers import Observers
 from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
+    STOPPED,
     Admit,
     DecodeMessage,
     Drop,
@@ -87,7 +87,7 @@ class Admission:
         if claim is None:
             log.info("told to stop job %s, which does not run here", job_id)
         else:
-            self._drop(claim, End("cancelled", "the job was stopped on request"))
+            self._drop(claim, STOPPED)
 
     def give_back(self) -> None:
         """Give back the jobs that run, with all that they have produced."""
