@@ -34,7 +34,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
     url, name = sys.argv[1:]
     GenerationWorker(
-        [WorkerSettings(model="demo", model_alias="fake", name=name or None, lease_seconds=1.0)],
+        WorkerSettings(model="demo", model_alias="fake", name=name or None, lease_seconds=1.0),
         lambda *_: DeadlyEngine(max_rows=8, step_seconds=0.005),
         connection=Redis.from_url(url),
     ).work()

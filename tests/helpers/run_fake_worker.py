@@ -40,7 +40,7 @@ def main() -> None:
         drain_timeout=options.drain_timeout,
     )
     worker = GenerationWorker(
-        [settings],
+        settings,
         lambda *_: FakeEngine(options.max_rows, options.step_seconds, options.vector_size),
         connection=Redis.from_url(options.url),
     )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pytest
 from redis import Redis
 from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from omlx_producer.program import INVALID
 from omlx_producer.wire import JOB_FUNCTION, ModelInfo, queue_name
+from omlx_worker.control.in_turn import ModelsInTurn
+from omlx_worker.control.status import Turn
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.engine.rows.interface import Tell
-from omlx_worker.mac.machine import Mac
+from omlx_worker.engine.rows.interface import ModelError, Tell
+from omlx_worker.serving import BROKEN
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import CONTEXT, FakeEngine
 from tests.helpers.workers import on_a_thread
@@ -33,7 +35,6 @@ class Loads:
 
     Attributes:
         made: the models, in the order of their loads.
-        kept: engines of earlier loads that something still held when the next one began.
         engines: that are open now.
         engine: arguments of those that are made next.
         progress: what each load tells.
@@ -46,8 +47,6 @@ class Loads:
         **engine: Any,
     ) -> None:
         self.made: list[str] = []
-        self.kept = 0
-        self._all: list[weakref.ref[FakeEngine]] = []
         self.engines: list[FakeEngine] = []
         self.faults = dict(faults or {})
         self.most_open = 0
@@ -59,15 +58,12 @@ class Loads:
 
     def __call__(self, settings: WorkerSettings, tell: Tell) -> FakeEngine:
         tell(self.progress)
-        gc.collect()
-        self.kept += sum(each() is not None for each in self._all)
         self.made.append(settings.alias)
         time.sleep(self._seconds)
         self.gate.wait(20)
         if fault := self.faults.get(settings.alias):
             raise fault
         engine = FakeEngine(**self.engine)
-        self._all.append(weakref.ref(engine))
         self.engines.append(engine)
         self.most_open = max(self.most_open, len(self.engines))
         close = engine.close
@@ -80,8 +76,43 @@ class Loads:
         return engine
 
 
-def describe(settings: WorkerSettings) -> ModelInfo:
-    return ModelInfo(model=settings.model, context_length=CONTEXT, longest_token=1)
+def describe(model: str) -> ModelInfo:
+    return ModelInfo(model=model, context_length=CONTEXT, longest_token=1)
+
+
+class ThreadProcess:
+    """The process of a model, played by a thread."""
+
+    metrics_url = ""
+
+    def __init__(
+        self, url: str, loads: Callable[..., FakeEngine], settings: WorkerSettings, turn: Turn
+    ) -> None:
+        self.sentence = ""
+        self.code: int | None = None
+        self.connection = Redis.from_url(url)
+        self.worker = GenerationWorker(settings, loads, connection=self.connection, turn=turn)
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.worker.work(burst=self.worker._settings.burst)
+            self.code = self.worker.exit_code
+        except ModelError as error:
+            self.sentence, self.code = str(error), INVALID
+        except Exception as error:  # noqa: BLE001 (as a process that ends with a sentence)
+            self.sentence, self.code = f"the worker cannot go on: {error}", BROKEN
+        self.connection.close()
+
+    def poll(self) -> int | None:
+        return None if self.thread.is_alive() else self.code
+
+    def terminate(self) -> None:
+        self.worker.stop()
+
+    def kill(self) -> None:
+        pytest.fail("the process of a model has to be killed")
 
 
 @contextlib.contextmanager
@@ -91,16 +122,43 @@ def turning_worker(
     loads: Callable[[WorkerSettings, Tell], FakeEngine],
     *,
     burst: bool = False,
-    machine: Mac | None = None,
     **options: Any,
-) -> Iterator[GenerationWorker]:
-    """A worker of these models on a thread; stopped at once when the block ends before it does."""
+) -> Iterator[ModelsInTurn]:
+    """A worker of these models on a thread; stopped at once when the block ends before it does.
+
+    The processes of its models are in ``test_processes``.
+    """
     connection = Redis.from_url(url)
+    processes: list[ThreadProcess] = []
+
+    def start(settings: WorkerSettings, turn: Turn) -> ThreadProcess:
+        processes.append(ThreadProcess(url, loads, settings, turn))
+        return processes[-1]
+
     settings = [WorkerSettings(model="demo", model_alias=alias, **options) for alias in models]
-    worker = GenerationWorker(
-        settings, loads, connection=connection, describe=describe, machine=machine
-    )
+    worker = ModelsInTurn(settings, start, connection=connection, describe=describe)
+    worker.test_processes = processes
     with contextlib.closing(connection), on_a_thread(worker, burst=burst):
+        yield worker
+    for error in worker.test_errors:
+        raise error
+
+
+@contextlib.contextmanager
+def loading_worker(
+    url: str, loads: Callable[[WorkerSettings, Tell], FakeEngine], **options: Any
+) -> Iterator[GenerationWorker]:
+    """A worker of demo alone on a thread."""
+    connection = Redis.from_url(url)
+    machine = options.pop("machine", None)
+    worker = GenerationWorker(
+        WorkerSettings(model="demo", **options),
+        loads,
+        connection=connection,
+        describe=describe,
+        machine=machine,
+    )
+    with contextlib.closing(connection), on_a_thread(worker, burst=False):
         yield worker
     for error in worker.test_errors:
         raise error

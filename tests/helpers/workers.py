@@ -29,7 +29,7 @@ from omlx_producer.wire import (
     queue_name,
 )
 from omlx_worker import build
-from omlx_worker.control.boards import ModelBoards
+from omlx_worker.control.in_turn import ModelsInTurn
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.mac.machine import Mac
 from omlx_worker.settings import WorkerSettings
@@ -142,7 +142,7 @@ def rq_info(url: str) -> str:
 def loads(patch: pytest.MonkeyPatch, load: Callable[..., Any]) -> None:
     """Let the worker of the command load a fake engine."""
     patch.setattr(build, "load_engine", load)
-    patch.setattr(ModelBoards, "describe", lambda _: None)
+    patch.setattr(build, "describe", lambda _: FakeEngine().info)
 
 
 @contextlib.contextmanager
@@ -162,14 +162,14 @@ def running_worker(
     settings = WorkerSettings(
         **{"model": "demo", "model_alias": ALIAS, "max_batch": max_rows, **options}
     )
-    worker = GenerationWorker([settings], lambda *_: engine, connection=connection, machine=machine)
+    worker = GenerationWorker(settings, lambda *_: engine, connection=connection, machine=machine)
     worker.test_engine = engine
     with contextlib.closing(connection), on_a_thread(worker, burst=burst):
         yield worker
 
 
 @contextlib.contextmanager
-def on_a_thread(worker: GenerationWorker, *, burst: bool) -> Iterator[None]:
+def on_a_thread(worker: GenerationWorker | ModelsInTurn, *, burst: bool) -> Iterator[None]:
     """Let a worker work, and stop it at once when the block ends before it does.
 
     Its thread is ``test_thread``, and what it raised is in ``test_errors``.

@@ -43,9 +43,10 @@ class Gone(RuntimeError):
 
 
 def worker_here(connection: Redis, alias: str) -> WorkerFigures | None:
-    """A worker of this machine that serves a model and is not told to end; None without one."""
+    """A worker of this machine that can serve a model and is not told to end; None without one."""
     for worker in read_workers(connection, alias):
-        if worker.host == socket.gethostname() and worker.state != "draining":
+        able = worker.state != "draining" and not worker.fault
+        if able and worker.host == socket.gethostname():
             key = Worker.redis_worker_namespace_prefix + worker.name
             if (pid := connection.hget(key, "pid")) and lives(int(pid)):
                 return worker

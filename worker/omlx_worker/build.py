@@ -1,19 +1,14 @@
-"""Makes a worker and its parts from settings."""
+"""Makes an engine and its parts from settings."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from redis import Redis
-
 from omlx_producer.terminal import in_units
-from omlx_worker.control.worker import GenerationWorker
+from omlx_producer.wire import ModelInfo
 from omlx_worker.engine.rows.interface import ModelError, Tell
-from omlx_worker.mac.buffers import held_back
-from omlx_worker.mac.machine import ON_MAC, Mac
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -23,20 +18,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def make_worker(models: Sequence[WorkerSettings], connection: Redis) -> GenerationWorker:
-    """A worker for the models with these settings. It loads one when it starts."""
-    settings = models[0]
-    return GenerationWorker(
-        models,
-        _load_or_end,
-        describe=lambda model: _loader().describe(model.model),
-        connection=connection,
-        machine=Mac(allow_sleep=settings.allow_sleep or not ON_MAC),
-        outside=held_back,
-    )
+def describe(model: str) -> ModelInfo:
+    """What a model is by its files.
+
+    Raises:
+        ModelError: if they cannot be used.
+    """
+    info: ModelInfo = _loader().describe(model)
+    return info
 
 
-def _load_or_end(settings: WorkerSettings, tell: Tell) -> DecodingEngine:
+def load_or_end(settings: WorkerSettings, tell: Tell) -> DecodingEngine:
     """`load_engine` in a thread that ends if it fails."""
     try:
         engine = load_engine(settings, tell)

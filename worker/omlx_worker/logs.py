@@ -38,6 +38,22 @@ def start_logging(level: LogLevel, form: LogFormat = "text", file: Path | None =
     logging.getLogger().setLevel(level.upper())
 
 
+def log_again(line: str) -> bool:
+    """Log what a child has logged as JSON; returns whether a line is that."""
+    try:
+        entry = json.loads(line)
+        _, name, message = (entry.pop(each) for each in ("time", "level", "message"))
+        level = logging.getLevelNamesMapping()[name.upper()]
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return False
+    known = {"msg": message, "levelno": level, "levelname": name.upper()}
+    if "traceback" in entry:
+        known["exc_text"] = _one_cells(str(entry["traceback"]))
+    record = logging.makeLogRecord({**entry, **known})
+    logging.getLogger().handle(record)
+    return True
+
+
 class StderrFile(RotatingFileHandler):
     """Logs to a file, which also gets all else of stderr. Keeps three older files of 10 MB."""
 
@@ -61,7 +77,11 @@ class TextFormatter(logging.Formatter):
         return one_cell(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
-        return "\n".join(map(one_cell, super().formatException(ei).split("\n")))
+        return _one_cells(super().formatException(ei))
+
+
+def _one_cells(text: str) -> str:
+    return "\n".join(map(one_cell, text.split("\n")))
 
 
 class JsonFormatter(logging.Formatter):

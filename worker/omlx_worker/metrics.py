@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
+from http.client import HTTPException
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from omlx_producer.client.workers import Exported
 from omlx_producer.metrics import QueueCollector, Sample, draw, metrics_server, scraping_client
 from omlx_producer.wire import PRIORITIES
+from omlx_worker.control.in_turn import ModelsInTurn
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.delivery.observers import OUTCOMES, JobObserver
@@ -52,7 +56,7 @@ _BY_PLACE = Exported(
 def serve_metrics(
     host: str,
     port: int,
-    worker: GenerationWorker,
+    worker: GenerationWorker | ModelsInTurn,
     url: str,
     gateway: str | None = None,
 ) -> Iterator[int]:
@@ -67,14 +71,20 @@ def serve_metrics(
     Raises:
         OmlxQueueError: if nothing can be served there.
     """
-    metrics = WorkerMetrics(worker)
-    worker.observers.add(metrics)
     with scraping_client(url) as client:
-        collectors: list[Collector] = [metrics, QueueCollector(client)]
+        queues = QueueCollector(client)
+        collectors: list[Collector]
+        if isinstance(worker, GenerationWorker):
+            metrics = WorkerMetrics(worker)
+            worker.observers.add(metrics)
+            collectors = [metrics, queues]
+        else:
+            collectors = [ProcessMetrics(worker, queues)]
         if gateway is not None:
             collectors.append(MultiProcessCollector(None, gateway))  # type: ignore[no-untyped-call]
         with metrics_server(host, port, *collectors) as served:
-            log.info("metrics are at http://%s:%d/metrics", host, served)
+            if not worker.is_child:
+                log.info("metrics are at http://%s:%d/metrics", host, served)
             yield served
 
 
@@ -83,10 +93,8 @@ class WorkerMetrics(JobObserver, Collector):
 
     def __init__(self, worker: GenerationWorker) -> None:
         self._worker = worker
-        # Of each model those of its own head or draft model, and those looked up.
-        self._drafts = {
-            model: {source: DraftCounts() for source in SOURCES} for model in worker.boards.counters
-        }
+        # Those of its model's own head or draft model, and those looked up.
+        self._drafts = {source: DraftCounts() for source in SOURCES}
         self._told_at: dict[str, float] = {}
         self._seconds = {
             name: Histogram(
@@ -103,14 +111,13 @@ class WorkerMetrics(JobObserver, Collector):
         self._ends = Counter(
             "omlx_jobs", "Jobs that have left the worker.", [*MODEL, "outcome"], registry=None
         )
-        for model in self._drafts:
-            for histogram in self._seconds.values():
-                for priority in PRIORITIES:
-                    histogram.labels(model, priority)
-            for reason in ("stop", "length", "repetition"):
-                self._finished.labels(model, reason)
-            for outcome in OUTCOMES:
-                self._ends.labels(model, _label(outcome))
+        for histogram in self._seconds.values():
+            for priority in PRIORITIES:
+                histogram.labels(worker.alias, priority)
+        for reason in ("stop", "length", "repetition"):
+            self._finished.labels(worker.alias, reason)
+        for outcome in OUTCOMES:
+            self._ends.labels(worker.alias, _label(outcome))
 
     def _note(self, name: str, claim: Claim, seconds: float) -> None:
         self._seconds[name].labels(claim.model, claim.priority).observe(seconds)
@@ -128,7 +135,7 @@ class WorkerMetrics(JobObserver, Collector):
     def stepped(self, emissions: Sequence[tuple[ActiveJob, Emission]], at: float) -> None:
         for job, emission in emissions:
             if emission.drafted:
-                self._drafts[job.claim.model][emission.source].add(emission)
+                self._drafts[emission.source].add(emission)
             if emission.tokens:
                 before = self._told_at.get(emission.row_id)
                 self._told_at[emission.row_id] = at
@@ -154,23 +161,40 @@ class WorkerMetrics(JobObserver, Collector):
         yield from draw(self._samples())
 
     def _samples(self) -> Iterator[Sample]:
-        worker, loaded = self._worker, self._worker.loaded
-        named = {MODEL[0]: loaded.alias}
+        worker = self._worker
+        named = {MODEL[0]: worker.alias}
         yield _AWAY, named, worker.redis_away
         yield _FAILURES, named, worker.redis_failures
         yield _UNWRITTEN, named, worker.decode_thread.outbox.waiting
-        for model, drafts_of in self._drafts.items():
-            for source, counts in drafts_of.items():
-                drafts, by_place = {MODEL[0]: model, "source": source}, list(counts.accepted)
-                yield _DRAFTED, drafts, counts.drafted
-                yield _ACCEPTED, drafts, sum(by_place)
-                for place, count in enumerate(by_place or [0]):
-                    yield _BY_PLACE, {**drafts, "position": str(place)}, count
-        for model, figures in worker.boards.figures(loaded).items():
-            named = {MODEL[0]: model}
-            for exported, figure in figures.exported().items():
-                kind = {"kind": exported.kind} if exported.kind else {}
-                yield exported, named | kind, figure
+        for source, counts in self._drafts.items():
+            drafts, by_place = {**named, "source": source}, list(counts.accepted)
+            yield _DRAFTED, drafts, counts.drafted
+            yield _ACCEPTED, drafts, sum(by_place)
+            for place, count in enumerate(by_place or [0]):
+                yield _BY_PLACE, {**drafts, "position": str(place)}, count
+        for exported, figure in worker.board.figures().exported().items():
+            kind = {"kind": exported.kind} if exported.kind else {}
+            yield exported, named | kind, figure
+
+
+class ProcessMetrics(Collector):
+    """The metrics of the process that serves one of several models, and what it tells of Redis.
+
+    Args:
+        queues: tells of Redis while no process does.
+    """
+
+    def __init__(self, worker: ModelsInTurn, queues: QueueCollector) -> None:
+        self._worker = worker
+        self._queues = queues
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            with urllib.request.urlopen(self._worker.metrics_url, timeout=5) as answer:
+                text = answer.read().decode()
+        except (OSError, ValueError, HTTPException):
+            return self._queues.collect()
+        return text_string_to_metric_families(text)
 
 
 def _since_queued(claim: Claim, at: float) -> float:

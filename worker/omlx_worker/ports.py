@@ -22,6 +22,7 @@ from omlx_worker.processes import Child, how_ended, python_command
 from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
 if TYPE_CHECKING:
+    from omlx_worker.control.in_turn import ModelsInTurn
     from omlx_worker.control.worker import GenerationWorker
 
 ANSWER_SECONDS = 5
@@ -31,7 +32,9 @@ log = logging.getLogger("omlx_worker")
 
 
 @contextlib.contextmanager
-def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) -> Iterator[None]:
+def serve_ports(
+    settings: WorkerSettings, worker: GenerationWorker | ModelsInTurn, url: str
+) -> Iterator[None]:
     """Serve what the settings name until the block ends.
 
     Args:

@@ -33,7 +33,10 @@ class Child:
     Args:
         log: takes its output; without it this process's stdout and stderr do.
         seconds: between SIGTERM and SIGKILL once this process has gone.
-        options: of `subprocess.Popen`.
+        options: of `subprocess.Popen`; they go before the others.
+
+    Attributes:
+        stderr: what it writes there, if that is a pipe.
     """
 
     def __init__(
@@ -43,12 +46,10 @@ class Child:
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", _BESIDE, str(seconds), *command],
             stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
             start_new_session=True,
-            **options,
+            **{"stdout": log, "stderr": log, **options},
         )
-        self.pid = self._process.pid
+        self.pid, self.stderr = self._process.pid, self._process.stderr
 
     @property
     def code(self) -> int | None:
@@ -61,6 +62,10 @@ class Child:
         assert self._log is not None
         return self._log.read_text(errors="replace").strip().rpartition("\n")[2]
 
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
     def wait(self) -> int:
         """Wait for its end; returns its code."""
         return self._process.wait()
@@ -68,7 +73,7 @@ class Child:
     def end(self, *patience: float) -> None:
         """Ask it to end, once for each of these times in seconds; then kill it."""
         for seconds in patience:
-            self._process.terminate()
+            self.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
                 break

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import click
 
-from omlx_producer.program import INTERRUPTED, INVALID, UNREACHABLE, fail
-from omlx_worker.engine.rows.interface import ModelError
+from omlx_producer.program import INTERRUPTED, INVALID, fail
 from omlx_worker.logs import start_logging
 from omlx_worker.models_option import ModelsCommand, read_models
 from omlx_worker.options import (
-    by_source,
     require,
     require_mlx,
     settings_options,
     source_of,
 )
+from omlx_worker.serving import end, work
 from omlx_worker.settings import WorkerSettings
-
-BROKEN, STOPPED_AT_ONCE = 1, 128
 
 log = logging.getLogger("omlx_worker")
 
@@ -68,35 +64,20 @@ def run(context: click.Context, /, **options: Any) -> None:
         except KeyboardInterrupt:
             # Before the model is loaded; afterwards the worker handles signals.
             code = INTERRUPTED
-    if code > STOPPED_AT_ONCE:
-        # The engine may be in a step, which makes an orderly exit crash.
-        logging.shutdown()
-        os._exit(code)
-    sys.exit(code)
+    end(code)
 
 
 def serve(models: Sequence[WorkerSettings], url: str) -> int:
-    """Run a worker to its end; returns the exit code."""
-    from omlx_worker.build import make_worker
-    from omlx_worker.connection import reach, unusable
-    from omlx_worker.control.rq_record import NameTaken
-    from omlx_worker.ports import serve_ports
+    """Run a worker of these models to its end; returns the exit code."""
+    from omlx_worker.connection import reach
+    from omlx_worker.model_process import ModelProcess
+    from omlx_worker.model_worker import make_in_turn, make_worker
 
     settings = models[0]
     with reach(url, allow_eviction=settings.allow_eviction) as connection:
         named = ", ".join(model.model for model in models)
         log.info("omlx-queue %s loads %s", version("omlx-queue"), named)
-        try:
-            # RQ asks the server for its own address.
-            worker = make_worker(models, connection)
-            worker.require_free_name()
-            with serve_ports(settings, worker, url):
-                worker.work(burst=settings.burst)
-        except (ModelError, NameTaken) as error:
-            fail(INVALID, by_source(str(error)))
-        except Exception as error:
-            if told := unusable(url, error):
-                fail(UNREACHABLE, told)
-            log.exception("the worker ends")
-            fail(BROKEN, f"the worker cannot go on: {error}")
-    return worker.exit_code or (UNREACHABLE if worker.unreachable else 0)
+        if len(models) == 1:
+            return work(partial(make_worker, settings, None), settings, connection, url)
+        make = partial(make_in_turn, models, partial(ModelProcess, url))
+        return work(make, settings, connection, url)

@@ -75,6 +75,8 @@ class WorkerFigures(BaseModel):
         progress: what a worker that loads the model does now, such as ``warming up 3 of 57``.
         uptime: seconds since the model was loaded, or the one in ``turned_to``.
         turned_to: the model that a worker of several has loaded in place of this one.
+        fault: why a worker of several cannot serve the model; empty if it can.
+        retry_in: seconds until it tries again.
         waiting: rows outside the batch, paused rows included.
         reason: why this depth.
         acceptance: the accepted share of recent drafts; None without drafts.
@@ -130,6 +132,8 @@ class WorkerFigures(BaseModel):
     fingerprint: str = ""
     turned_to: str = ""
     wire_version: int = 1
+    fault: str = ""
+    retry_in: float = 0.0
 
     def is_same_step(self, before: WorkerFigures) -> bool:
         """Whether the step that ran at earlier figures may still run."""
@@ -172,8 +176,15 @@ class WorkerFigures(BaseModel):
         return self.state == LOADING
 
     @property
+    def takes_jobs(self) -> bool:
+        """Whether it takes jobs of the model, or will as soon as it has loaded it."""
+        return self.is_loading or self.state in ("idle", "busy")
+
+    @property
     def held_up(self) -> str:
         """Why it takes no jobs, with the command or option behind it; empty if it takes some."""
+        if self.fault:
+            return f"unable to serve it until {local_time(self.at + self.retry_in)}: {self.fault}"
         if self.turned_to:
             since = local_time(self.at - self.uptime)
             return f"serving {self.turned_to} since {since} (--switch-after)"

@@ -20,11 +20,11 @@ from omlx_producer.cli.main import cli
 from omlx_producer.client import workers
 from omlx_producer.client.workers import read_workers
 from omlx_producer.metrics import QueueCollector, metrics_server
-from omlx_worker.control import boards
+from omlx_worker.control import status as board
 from tests.helpers.bulk_runs import write_rows
 from tests.helpers.gateway import running_gateway
 from tests.helpers.metrics import scrape, value
-from tests.helpers.turning import Loads, turning_worker
+from tests.helpers.turning import Loads, loading_worker
 from tests.helpers.workers import fetch, is_over, status, wait_for
 
 Run = Callable[..., Result]
@@ -50,7 +50,7 @@ def loads() -> Loads:
 @pytest.fixture
 def loading(redis_url: str, connection: Redis, loads: Loads) -> Iterator[None]:
     """A worker that loads demo, its only model."""
-    with turning_worker(redis_url, ["demo"], loads, name="mac-1"):
+    with loading_worker(redis_url, loads, name="mac-1"):
         wait_for(lambda: any(each.progress for each in read_workers(connection, "demo")))
         yield
         loads.gate.set()
@@ -99,8 +99,9 @@ def test_a_dry_run_counts_and_says_that_an_estimate_waits(run: Run, tmp_path: Pa
 def test_the_log_says_what_a_worker_loads(
     redis_url: str, loads: Loads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(boards, "LINE_SECONDS", 0.0)
-    with caplog.at_level(logging.INFO), turning_worker(redis_url, ["demo"], loads):
+    monkeypatch.setattr(board, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(board, "WRITE_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO), loading_worker(redis_url, loads):
         wait_for(lambda: "loading demo: warming up 3 of 57" in caplog.messages)
         loads.gate.set()
 
@@ -108,7 +109,7 @@ def test_the_log_says_what_a_worker_loads(
 def test_a_worker_of_one_model_is_stopped_at_once_while_it_loads(
     redis_url: str, connection: Redis, loads: Loads
 ) -> None:
-    with turning_worker(redis_url, ["demo"], loads) as worker:
+    with loading_worker(redis_url, loads) as worker:
         wait_for(lambda: loads.made)
         worker.stop()
         wait_for(lambda: not worker.test_thread.is_alive())

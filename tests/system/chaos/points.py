@@ -19,8 +19,7 @@ from typing import Any
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError
 
-from omlx_worker.control.loaded import LoadedModel
-from omlx_worker.control.served import ServedModels
+from omlx_worker.control.in_turn import ModelsInTurn
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
 
@@ -39,8 +38,9 @@ POINTS = (
     "give-back-sent",
     "renew-sent",
 )
-SWITCHING = ("gives-way", "closed", "load")
-"""Those of a worker that turns to another model; it also loads the first."""
+SWITCHING = ("starts", "started", "gives-way", "ended")
+"""Those of a worker of several models: it starts the process of one, tells it to end, and knows
+that it has ended."""
 CUTTABLE = tuple(point for point in POINTS if point.endswith("-sent"))
 
 _orders: dict[tuple[str, int], str] = {}
@@ -114,7 +114,11 @@ def _wrap_answers() -> None:
 
 def _wrap_calls() -> None:
     claim, append, commit = LeaseTable.claim, LeaseTable.append, LeaseTable.commit
-    give_way, close = ServedModels._give_way, LoadedModel.close
+    start, tell, note_end = (
+        ModelsInTurn._start,
+        ModelsInTurn._tell_to_end,
+        ModelsInTurn._note_end,
+    )
     sweep, give_back, renew = Upkeep.sweep, LeaseTable.give_back, LeaseTable.renew
 
     def claims(self: LeaseTable, *args: Any, **kwargs: Any) -> Any:
@@ -142,16 +146,23 @@ def _wrap_calls() -> None:
         reach("after-commit")
         return verdicts
 
-    def gives_way(self: ServedModels, target: str) -> None:
-        reach("gives-way")
-        give_way(self, target)
+    def starts(self: ModelsInTurn, *args: Any) -> None:
+        reach("starts")
+        start(self, *args)
+        reach("started")
 
-    def closes(self: LoadedModel, *args: Any, **kwargs: Any) -> Any:
-        ended = close(self, *args, **kwargs)
-        reach("closed")
-        return ended
+    def tells(self: ModelsInTurn, loaded: Any, times: int) -> None:
+        told = len(loaded.told)
+        tell(self, loaded, times)
+        if len(loaded.told) > told:
+            reach("gives-way")
 
-    ServedModels._give_way, LoadedModel.close = gives_way, closes  # type: ignore[method-assign]
+    def notes_end(self: ModelsInTurn, *args: Any) -> None:
+        note_end(self, *args)
+        reach("ended")
+
+    ModelsInTurn._start, ModelsInTurn._tell_to_end = starts, tells  # type: ignore[method-assign]
+    ModelsInTurn._note_end = notes_end  # type: ignore[method-assign]
 
     def sweeps(self: Upkeep) -> Iterator[list[str]]:
         if not _expired(self._leases):

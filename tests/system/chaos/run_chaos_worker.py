@@ -11,12 +11,13 @@ takes longer than most of these processes live. It ends, and kills them, when it
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ UNREACHED = 75  # sysexits.h: try again later
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
-from omlx_worker import build, connection, run  # noqa: E402
-from omlx_worker.control import boards, served  # noqa: E402
+from omlx_worker import build, connection, model_process, run  # noqa: E402
+from omlx_worker.control import in_turn, served  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
 from omlx_worker.decode import thread  # noqa: E402
 from omlx_worker.engine.rows.interface import ModelError, Tell  # noqa: E402
@@ -34,7 +35,7 @@ from omlx_worker.queue import lease, quarantine, upkeep  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 from tests.helpers.workers import ALIAS  # noqa: E402
-from tests.system.chaos import plants, points  # noqa: E402
+from tests.system.chaos import plants, points, run_chaos_model  # noqa: E402
 from tests.system.chaos.clients import ClientOrders, run_client  # noqa: E402
 
 
@@ -47,6 +48,7 @@ class Orders:
         plant: a fault of `tests.system.chaos.plants` to have.
         demo: serve the demo model instead of the fake engine.
         models: aliases of those to serve in turn.
+        at_of_process: as ``at``, for the n-th process that this worker starts for a model; n first.
         folder: has a file for each of several models; one whose file is gone cannot be loaded.
     """
 
@@ -56,6 +58,7 @@ class Orders:
     plant: str | None = None
     demo: bool = False
     models: list[str] = field(default_factory=lambda: [ALIAS])
+    at_of_process: list[tuple[int, str, int, str]] = field(default_factory=list)
     folder: str | None = None
     max_rows: int = 4
     step_seconds: float = 0.004
@@ -71,7 +74,8 @@ def load_fake(orders: Orders, settings: WorkerSettings, _: Tell) -> FakeEngine:
     return points.watched(FakeEngine(orders.max_rows, orders.step_seconds))
 
 
-def work(orders: Orders) -> None:
+def disturb(orders: Orders) -> None:
+    """Make this process one that the orders describe."""
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {os.getpid()} %(threadName)s %(message)s"
     )
@@ -85,7 +89,24 @@ def work(orders: Orders) -> None:
     thread.LONGEST_CHUNK = 4
     if not orders.demo:
         build.load_engine = partial(load_fake, orders)
-    served.LOOK_SECONDS = 0.05
+        build.describe = lambda _: FakeEngine().info
+
+
+def work(orders: Orders) -> None:
+    disturb(orders)
+    in_turn.LOOK_SECONDS, in_turn.POLL_SECONDS, in_turn.DRAIN_SECONDS = 0.05, 0.02, 0.1
+    served.FIRST_PAUSE = 0.2
+    start, started = model_process.ModelProcess.__init__, itertools.count(1)
+
+    def starts(self: model_process.ModelProcess, *args: Any) -> None:
+        number = next(started)
+        at = [order for n, *order in orders.at_of_process if n == number]
+        os.environ[run_chaos_model.VARIABLE] = json.dumps(asdict(replace(orders, at=at)))
+        start(self, *args)
+
+    model_process.ModelProcess.__init__ = starts
+    command = model_process.python_command
+    model_process.python_command = lambda _, name: command(run_chaos_model.__name__, name)
     told = connection.redis_error
 
     def redis_error(error: Exception, *where: str) -> str:
@@ -109,8 +130,6 @@ def work(orders: Orders) -> None:
     for settings in models:
         # Shorter than users may have it.
         settings.lease_seconds = orders.lease_seconds
-    if not orders.demo:
-        boards.ModelBoards.describe = lambda _: None  # of fake models there are no files
     code = run.serve(models, orders.url)
     logging.info("ends with code %d", code)
     os._exit(code)

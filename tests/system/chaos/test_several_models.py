@@ -11,9 +11,9 @@ import pytest
 
 from omlx_producer.wire import PRIORITIES
 from tests.system.chaos.invariants import MODELS, are_over, status_of
-from tests.system.chaos.points import KILL
+from tests.system.chaos.points import KILL, SWITCHING
 from tests.system.chaos.processes import Nursery
-from tests.system.chaos.workload import Accepted, submit
+from tests.system.chaos.workload import submit
 from tests.system.chaos.world import World, world
 
 
@@ -33,21 +33,11 @@ def fill(place: World, *, seed: int = 1, models: Sequence[str] = MODELS, tokens:
     ]
 
 
-def submit_to_second(place: World) -> list[Accepted]:
-    """Jobs of a model whose folder may be gone when their turn comes."""
-    jobs = [submit(place.connection, f"hello {number}", model="second") for number in range(20)]
-    for job in jobs:
-        job.endings = {"finished", "failed"}
-    place.jobs += jobs
-    return jobs
-
-
 @pytest.mark.parametrize(
     ("point", "count"),
     [
-        *(("load", 1), ("load", 2), ("load", 3), ("gives-way", 1), ("gives-way", 4)),
-        *(("closed", 1), ("closed", 2), ("give-back-sent", 1), ("give-back-sent", 2)),
-        *(("after-claim", 8), ("before-commit", 9)),
+        *(("starts", 2), ("started", 1), ("started", 2)),
+        *(("gives-way", 1), ("gives-way", 3), ("ended", 1)),
     ],
 )
 def test_a_worker_killed_while_it_turns(
@@ -55,13 +45,36 @@ def test_a_worker_killed_while_it_turns(
 ) -> None:
     with world(nursery, tmp_path) as place:
         fill(place)
+        clients = len(place.connection.client_list())
         victim = place.start_worker(
             at=[(point, count, KILL)], models=MODELS, max_rows=2, step_seconds=0.01
         )
         place.wait_for_fall(victim)
         assert victim.code == -signal.SIGKILL, place.story()
+        # The process of a model ends with its worker.
+        place.wait_for(lambda: len(place.connection.client_list()) <= clients)
         place.check_at_rest()
         place.settle(models=MODELS)
+        place.check()
+
+
+@pytest.mark.parametrize(
+    ("number", "point", "count"),
+    [
+        *((1, "load", 1), (2, "load", 1), (1, "after-claim", 3)),
+        *((2, "before-commit", 2), (1, "after-commit", 1)),
+    ],
+)
+def test_a_process_of_a_model_that_is_killed_ends_its_turn_alone(
+    number: int, point: str, count: int, nursery: Nursery, tmp_path: Path
+) -> None:
+    with world(nursery, tmp_path) as place:
+        fill(place)
+        orders = {"models": MODELS, "max_rows": 2, "step_seconds": 0.01}
+        worker = place.start_worker(at_of_process=[(number, point, count, KILL)], **orders)
+        place.settle()
+        assert worker.code == 0, place.story()
+        assert "was killed by signal 9" in place.story()
         place.check()
 
 
@@ -70,7 +83,7 @@ def test_two_workers_of_the_same_models(seed: int, nursery: Nursery, tmp_path: P
     with world(nursery, tmp_path) as place:
         fill(place, seed=seed)
         random = Random(seed)
-        point = (random.choice(("load", "gives-way", "give-back-sent")), random.randint(1, 3), KILL)
+        point = (random.choice(SWITCHING), random.randint(1, 3), KILL)
         place.start_worker(at=[point], models=MODELS, max_rows=2, step_seconds=0.01)
         place.start_worker(models=MODELS[::-1], max_rows=2, step_seconds=0.01)
         fill(place, seed=seed + 100)
@@ -78,7 +91,7 @@ def test_two_workers_of_the_same_models(seed: int, nursery: Nursery, tmp_path: P
         place.check()
 
 
-def test_a_model_whose_folder_disappears_fails_its_jobs_alone(
+def test_jobs_of_a_model_whose_folder_disappears_wait_for_it(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models"
@@ -87,16 +100,14 @@ def test_a_model_whose_folder_disappears_fails_its_jobs_alone(
         (folder / model).touch()
     orders = {"models": MODELS, "folder": str(folder)}
     with world(nursery, tmp_path) as place:
-        fill(place, models=("fake", "third"))
-        early = submit_to_second(place)
-        place.start_worker(max_rows=2, step_seconds=0.01, **orders)
-        place.wait_for(lambda: are_over(place.connection, early[:1]))
         (folder / "second").unlink()
-        late = submit_to_second(place)
-        place.wait_for(lambda: are_over(place.connection, place.jobs), seconds=40)
-        assert status_of(place.connection, early[0].id) == "finished"
-        assert status_of(place.connection, late[-1].id) == "failed"
+        fill(place, models=("fake", "third"))
+        others = list(place.jobs)
+        fill(place, models=("second",))
+        place.start_worker(max_rows=2, step_seconds=0.01, **orders)
+        place.wait_for(lambda: are_over(place.connection, others), seconds=40)
+        late = place.jobs[len(others) :]
+        assert {status_of(place.connection, job.id) for job in late} == {"queued"}
         (folder / "second").touch()
-        fill(place, seed=2)
         place.settle(**orders)
         place.check()

@@ -20,11 +20,7 @@ from tests.helpers.workers import enqueue, is_over, running_worker, status, wait
 
 
 def newcomer(connection: Redis) -> RecordedWorker:
-    from queue import SimpleQueue
-
-    return RecordedWorker(
-        QUEUES, connection=connection, name="mac-1", models=["m"], mailbox=SimpleQueue()
-    )
+    return RecordedWorker(QUEUES, connection=connection, name="mac-1", models=["m"])
 
 
 def leave_record(connection: Redis, **fields: str) -> None:

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omlx_worker.logs import JsonFormatter, TextFormatter
+import pytest
+
+from omlx_worker.logs import JsonFormatter, TextFormatter, log_again
 
 HOSTILE = "j\x1b[2J\n12:00:00 I forged\x9b"
 
@@ -50,6 +52,19 @@ def test_a_json_line_is_an_object_with_the_fields_of_the_record() -> None:
 def test_a_json_line_holds_the_traceback() -> None:
     entry = json.loads(JsonFormatter().format(record("it failed", exc_info=raised("no"))))
     assert entry["traceback"].endswith("ValueError: no")
+
+
+def test_what_a_child_logs_as_json_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    raising = record("it %s", HOSTILE, job="j1", exc_info=raised("no \x1b[31m"))
+    assert log_again(JsonFormatter().format(raising))
+    [again] = caplog.records
+    assert (again.levelno, again.getMessage()) == (logging.WARNING, f"it {HOSTILE}")
+    text, line = TextFormatter().format(again), json.loads(JsonFormatter().format(again))
+    assert text.partition(" ")[2] == TextFormatter().format(raising).partition(" ")[2]
+    assert line["job"] == "j1"
+    assert line["traceback"].endswith("no \x1b[31m")
+    for other in ("a warning of a library", "[1]", '{"level": "warning"}', '{"time": 1}'):
+        assert not log_again(other)
 
 
 def test_a_file_gets_all_of_stderr_and_has_three_older_ones_beside_it(tmp_path: Path) -> None:

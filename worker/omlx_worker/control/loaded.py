@@ -1,4 +1,4 @@
-"""A loaded model and the threads that serve it, from its loading to its end."""
+"""The model of a worker and the threads that serve it, from its loading to its end."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Any
 
-from omlx_producer.errors import one_line
-from omlx_producer.wire import End
+from redis import Redis
+
+from omlx_producer.client.workers import LOADING
 from omlx_worker.control.admission import Admission
-from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.publisher import Publisher
-from omlx_worker.engine.rows.interface import Engine, ModelError, Tell
+from omlx_worker.engine.rows.interface import Engine, Tell
 from omlx_worker.messages import (
     Drain,
-    Drop,
     MainMailbox,
     Prepared,
     Ring,
@@ -32,7 +32,6 @@ from omlx_worker.settings import WorkerSettings
 log = logging.getLogger("omlx_worker.worker")
 
 THREAD_SECONDS = 5.0
-REFUSED_AT_ONCE = 100
 
 MakeEngine = Callable[[WorkerSettings, Tell], Engine]
 
@@ -41,28 +40,26 @@ class LoadedModel:
     """Runs on the main thread.
 
     Args:
-        leases: of the model's queues.
-        counters: of the model, from all the times that it was loaded.
+        name: of the worker.
         make_engine: called once, on the decode thread. It may tell what it does; see `progress`.
         main: of the main thread, see `messages`.
         outside: see `MemoryBudget`; called from any thread.
 
     Attributes:
+        leases: of the model's queues.
         loading: the engine, once it is made; None before `load`.
-        fault: why the model cannot be loaded; empty otherwise.
         since: monotonic seconds when it was made or, later, began to serve.
         admission: None until the model serves.
     """
 
     loading: Future[Engine] | None = None
-    fault = ""
     admission: Admission | None = None
 
     def __init__(
         self,
         settings: WorkerSettings,
-        leases: LeaseTable,
-        counters: Counters,
+        connection: Redis,
+        name: str,
         *,
         make_engine: MakeEngine,
         main: MainMailbox,
@@ -71,7 +68,14 @@ class LoadedModel:
     ) -> None:
         self.since = time.monotonic()
         self.settings = settings
-        self.leases = leases
+        self.leases = LeaseTable(
+            connection,
+            name,
+            settings.queues,
+            seconds=settings.lease_seconds,
+            on_free=lambda: main.put(Ring()),
+            on_stop=lambda claim: main.put(StopJob(claim.id)),
+        )
         self._main = main
         self._observers = observers
         self._traffic: TrafficMailbox = SimpleQueue()
@@ -80,31 +84,16 @@ class LoadedModel:
             lambda tell: make_engine(settings, tell),
             self._traffic,
             main,
-            counters=counters,
             outside=outside,
         )
         self.publisher = Publisher(
-            leases,
+            self.leases,
             self._traffic,
             main,
             self.decode_thread.submit,
             self.decode_thread.outbox,
             observers,
         )
-
-    @property
-    def alias(self) -> str:
-        return self.settings.alias
-
-    @property
-    def max_rows(self) -> int:
-        """How many rows it may run now; 1 until it serves."""
-        return self.decode_thread.driver.batch_size.places if self.admission else 1
-
-    @property
-    def bulk_rows(self) -> int:
-        """Up to how many rows bulk rows join; see `BatchSize.rows`."""
-        return self.decode_thread.driver.batch_size.rows
 
     @property
     def patience(self) -> float | None:
@@ -118,12 +107,17 @@ class LoadedModel:
 
     @property
     def is_loading(self) -> bool:
-        return self.loading is not None and not (self.fault or self.admission)
+        return self.loading is not None and self.admission is None
 
-    @property
-    def progress(self) -> str:
-        """See `DecodeThread`."""
-        return self.decode_thread.progress
+    def moment(self) -> dict[str, Any]:
+        """What `UnloadedBoard` tells until the model serves."""
+        return {
+            "state": LOADING,
+            "progress": self.decode_thread.progress,
+            "uptime": time.monotonic() - self.since,
+            "mode": self.settings.mode,
+            "lease_seconds": self.settings.lease_seconds,
+        }
 
     @property
     def is_made(self) -> bool:
@@ -156,35 +150,17 @@ class LoadedModel:
         self.publisher.start()
         self.since = time.monotonic()
 
-    def fail(self, error: Exception) -> None:
-        """The model cannot be loaded: `refuse` jobs from now on."""
-        self.fault = str(error)
-        if not isinstance(error, ModelError):
-            log.error("%s cannot be loaded", self.alias, exc_info=error)
-            told = one_line(f"{type(error).__name__}: {error}")
-            self.fault = f"--model {self.settings.model}: cannot be loaded: {told}"
-        # Its frames hold what was loaded.
-        error.__traceback__ = error.__context__ = None
-        self.publisher.start()
-
-    def refuse(self) -> bool:
-        """Fail jobs that wait for a model with a fault; returns whether there were any."""
-        claims = self.leases.claim(REFUSED_AT_ONCE) or []
-        for claim in claims:
-            self._observers.claimed(claim)
-            self._traffic.put(Drop(claim, End("failed", self.fault)))
-        return bool(claims)
+    def take(self) -> bool:
+        """See `Admission.take`."""
+        assert self.admission is not None
+        size = self.decode_thread.driver.batch_size
+        return self.admission.take(size.places, size.rows)
 
     def wind_down(self) -> None:
         """Start no job, and give back those that have not started."""
         if self.admission is not None:
             self.admission.give_back_coming()
         self.decode_thread.submit(Drain())
-
-    def give_back(self) -> None:
-        """See `Admission.give_back`."""
-        if self.admission is not None:
-            self.admission.give_back()
 
     def fail_timed_out(self) -> None:
         """See `Admission.fail_timed_out`."""
@@ -199,28 +175,23 @@ class LoadedModel:
             case Prepared(), Admission() as admission:
                 admission.prepared(message)
 
-    def close(self, seconds: float = THREAD_SECONDS, *, gives_back: bool = True) -> bool:
+    def close(self, seconds: float = THREAD_SECONDS, *, gives_back: bool = True) -> None:
         """End the threads, and give back the jobs that run, unless one may be to blame.
 
         Args:
             seconds: to wait for each thread.
-
-        Returns:
-            Whether the engine has ended.
         """
         if self.loading is None:
-            return True
+            return
         if self.admission is not None:
             self.admission.close()
-        if gives_back:
-            self.give_back()
+            if gives_back:
+                self.admission.give_back()
         self.decode_thread.submit(Stop())
-        ended = self.decode_thread.join(seconds)
-        if not ended:
+        if not self.decode_thread.join(seconds):
             log.warning("the engine is still busy; ending without it")
         if self.admission is not None:
             self.admission.join(seconds)
         self._traffic.put(Stop())
         if not self.is_loading:
             self.publisher.join(seconds)
-        return ended

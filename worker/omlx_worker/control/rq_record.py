@@ -6,10 +6,12 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 from random import SystemRandom, random
 from typing import Any
 from uuid import uuid4
@@ -24,6 +26,7 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
+from omlx_producer.signals import StopSignals
 from omlx_producer.wire.keys import wake_channel, workers_key
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.processes import lives
@@ -47,7 +50,8 @@ class RecordedWorker(Worker):
 
     Args:
         models: their aliases; producers ring on their channels.
-        mailbox: of the main thread. Commands arrive on RQ's pub/sub thread.
+        is_child: whether the record is that of the parent, under the same name. Then only the state
+            and the executions are written here, and the parent alone is told to drain.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class RecordedWorker(Worker):
         connection: Redis,
         name: str | None,
         models: Sequence[str],
-        mailbox: MainMailbox,
+        is_child: bool = False,
     ) -> None:
         super().__init__(
             queues,
@@ -70,7 +74,11 @@ class RecordedWorker(Worker):
         # The workers of each model, by its channel.
         self._workers_keys = {wake_channel(model): workers_key(model) for model in models}
         self._workers = dict.fromkeys(self._workers_keys, 1)
-        self._mailbox = mailbox
+        # Of the main thread. Commands arrive on RQ's pub/sub thread.
+        self._mailbox: MainMailbox = SimpleQueue()
+        self._signals = StopSignals(lambda: self._mailbox.put(Ring()), drains=self._drains)
+        self.is_child = is_child
+        self._appeared = False
         self._shown: tuple[str, list[str]] | None = None
         self._beat_at = float("-inf")
 
@@ -125,13 +133,26 @@ class RecordedWorker(Worker):
         if command in ("stop-job", "stop-execution"):
             self._mailbox.put(StopJob(str(payload.get("job_id"))))
         elif command == "shutdown":
-            self.drain()
+            if not self.is_child:
+                self.drain()
         else:
             log.info("ignoring the command %r: this worker has no work horse", command)
 
-    def drain(self) -> None:
-        """Take no new jobs, and end once those that run are finished. From any thread."""
+    def _drains(self) -> bool:
+        """Whether there is anything to end in order; without it the first signal ends at once."""
         raise NotImplementedError
+
+    def drain(self) -> None:
+        """Take no new jobs, and end once those that run are finished. From any thread.
+
+        Unlike a second signal, a second call does not end it at once.
+        """
+        if not self._signals.asked:
+            self.stop()
+
+    def stop(self) -> None:
+        """As a signal does, from any thread: drain; at the second call, stop at once."""
+        self._signals.receive(signal.SIGTERM)
 
     def _pubsub_exception_handler(self, exc: Exception, _: Any, thread: Any) -> None:
         """RQ's own handler ends the thread if a server does not answer in time."""
@@ -143,12 +164,27 @@ class RecordedWorker(Worker):
 
     # The record
 
+    def appear(self) -> None:
+        """Write the record and listen for commands, once."""
+        if not self._appeared:
+            self.register_birth()
+            self.subscribe()
+            self._appeared = True
+
+    def disappear(self) -> None:
+        """Listen for nothing any more, and tell of the end."""
+        self.unsubscribe()
+        if self.birth_date is not None:
+            self.register_death()  # type: ignore[no-untyped-call]
+
     def register_birth(self) -> None:
         """Write the record. Replaces the record of a killed worker, which RQ keeps for minutes.
 
         Raises:
             NameTaken: if a worker with this name lives, or may live.
         """
+        if self.is_child:
+            return
         self.connection.transaction(self._retire_predecessor, self.key)
         super().register_birth()  # type: ignore[no-untyped-call]
 
@@ -160,8 +196,9 @@ class RecordedWorker(Worker):
         Raises:
             NameTaken: see `register_birth`.
         """
-        with suppress(RedisError):
-            self._has_predecessor(self.connection)
+        if not self.is_child:
+            with suppress(RedisError):
+                self._has_predecessor(self.connection)
 
     def _retire_predecessor(self, pipeline: Any) -> None:
         """Delete the record of a dead worker.
@@ -215,13 +252,13 @@ class RecordedWorker(Worker):
         if time.monotonic() - self._beat_at < BEAT_SECONDS:
             return False
         with self.connection.pipeline() as pipeline:
-            self.heartbeat(pipeline=pipeline)
             for key in self._workers_keys.values():
                 pipeline.hlen(key)
-            added, *answers = pipeline.execute()
-        counts = answers[-len(self._workers_keys) :]
-        self._workers = dict(zip(self._workers_keys, counts, strict=True))
-        if added:
+            if not self.is_child:
+                self.heartbeat(pipeline=pipeline)
+            answers = pipeline.execute()
+        self._workers = dict(zip(self._workers_keys, answers, strict=False))
+        if not self.is_child and answers[len(self._workers_keys)]:
             # The record was gone: Redis was away for too long, or has lost its data.
             self.connection.hset(self.key, mapping=self.serialize())
             register(self)

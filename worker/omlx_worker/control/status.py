@@ -6,9 +6,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
+from pydantic import BaseModel
 from redis import Redis
 
 from omlx_producer.client.workers import (
@@ -34,6 +36,9 @@ WRITE_SECONDS, IDLE_WRITE_SECONDS = 2.0, 5.0
 LINE_SECONDS = 10.0
 # Looking at all workers costs the square of their number.
 COMPARE_SECONDS = 300.0
+
+Describe = Callable[[str], ModelInfo]
+"""What a model is, by its files. It may raise `ModelError`."""
 
 
 class StatusBoard:
@@ -135,6 +140,10 @@ class StatusBoard:
             [model] = read_figures(self._connection, self._model_alias)
             size.held = self._counters.rows + model.queues["bulk"].waiting
 
+    def sign_off(self) -> None:
+        """See `UnloadedBoard.sign_off`."""
+        sign_off(self._connection, self._model_alias, self._name, self._info)
+
     def figures(self) -> WorkerFigures:
         """What the worker does at the moment, without rates. Asks nothing of Redis; called from any
         thread."""
@@ -160,6 +169,87 @@ class StatusBoard:
             weight_bytes=self._budget.weights,
             memory_limit=self._budget.limit,
         )
+
+
+class Turn(BaseModel):
+    """What the process of one of several models knows of its turn.
+
+    Attributes:
+        switches: how often the model was loaded in place of another one, this time included.
+        switch_seconds: what that took before this time.
+        left_at: monotonic seconds, when the model before it was told to end; None without one.
+    """
+
+    switches: int = 0
+    switch_seconds: float = 0.0
+    left_at: float | None = None
+
+
+class UnloadedBoard:
+    """What a worker tells of a model that it serves and has not loaded. Runs on the main thread.
+
+    Args:
+        name: of the worker.
+        moment: the figures of now, state and uptime among them; called from any thread.
+
+    Attributes:
+        info: None until it is known.
+    """
+
+    info: ModelInfo | None = None
+
+    def __init__(
+        self,
+        connection: Redis,
+        model_alias: str,
+        name: str,
+        moment: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._connection = connection
+        self._model_alias = model_alias
+        self._name = name
+        self._moment = moment
+        self._written_at, self._told_at = float("-inf"), time.monotonic()
+
+    def announce(self) -> None:
+        """See `StatusBoard.announce`."""
+        if self.info is not None:
+            announce(self._connection, self._model_alias, self.info)
+
+    def show(self, _: str = "") -> None:
+        """Write the figures, if it is time to. While the model is loaded, log a line now and then.
+
+        The state is that of the moment.
+        """
+        now = time.monotonic()
+        if now - self._written_at >= WRITE_SECONDS:
+            self._written_at = now
+            figures = self.figures().model_copy(update={"at": server_time(self._connection)})
+            write_figures(self._connection, self._model_alias, figures)
+            if figures.is_loading and now - self._told_at >= LINE_SECONDS:
+                self._told_at = now
+                log.info("loading %s: %s", self._model_alias, figures.progress)
+
+    def hurry(self) -> None:
+        """Write the figures at the next `show`."""
+        self._written_at = float("-inf")
+
+    def figures(self) -> WorkerFigures:
+        """See `StatusBoard.figures`."""
+        figures = {
+            **asdict(Counters()),
+            "name": self._name,
+            "host": socket.gethostname(),
+            "fingerprint": (self.info and self.info.system_fingerprint) or "",
+            "reason": "",
+            **dict.fromkeys(("jobs", "max_rows", "depth"), 0),
+            **dict.fromkeys(("cache_bytes", "weight_bytes", "memory_limit"), 0),
+        }
+        return WorkerFigures.model_validate({**figures, **self._moment()})
+
+    def sign_off(self) -> None:
+        """Delete the figures, and say so if the worker was the model's last."""
+        sign_off(self._connection, self._model_alias, self._name, self.info)
 
 
 def announce(connection: Redis, alias: str, info: ModelInfo, *, served: bool = True) -> None:

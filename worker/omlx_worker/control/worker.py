@@ -1,17 +1,15 @@
 """The main thread: claims jobs, hands them to the decode thread, and answers RQ, users and signals.
 
-`GenerationWorker` is a worker of RQ that never forks and runs many jobs at once.
+`GenerationWorker` is a worker of RQ that never forks and runs many jobs at once, of one model.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from random import random
 from types import FrameType
 from typing import Any
@@ -20,24 +18,21 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
-from omlx_producer.signals import StopSignals
-from omlx_worker.control.boards import Describe, ModelBoards
 from omlx_worker.control.loaded import THREAD_SECONDS, LoadedModel, MakeEngine
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.control.served import ServedModels
+from omlx_worker.control.status import Describe, StatusBoard, Turn, UnloadedBoard
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.job_log import JobCounts, JobLog
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.mac.machine import Mac
 from omlx_worker.messages import (
     Crashed,
-    MainMailbox,
     MainMessage,
     Prepared,
     Ring,
     StopJob,
 )
-from omlx_worker.queue.lease import LeaseTable
+from omlx_worker.queue.upkeep import Upkeep
 from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
@@ -53,89 +48,76 @@ class RedisGone(ConnectionError):
 
 
 class GenerationWorker(RecordedWorker):
-    """Serves the queues of one model alias, or of several in turn.
+    """Serves the queues of one model alias.
 
     Args:
-        models: the settings of each. What is not a model's own is the first one's.
-        make_engine: called on a decode thread, each time that a model is loaded.
-        describe: see `ModelBoards`.
+        make_engine: called on the decode thread.
+        describe: without it the model is announced once it was loaded.
         machine: that it runs on.
         outside: see `MemoryBudget`; called from any thread.
+        turn: of a child of `ModelsInTurn`, which has the same name; None for any other worker.
 
     Attributes:
         observers: of its jobs.
-        boards: of its models.
+        board: tells the figures of the model.
         unreachable: whether Redis was away when it ended.
     """
 
     def __init__(
         self,
-        models: Sequence[WorkerSettings],
+        settings: WorkerSettings,
         make_engine: MakeEngine,
         *,
         connection: Redis,
         describe: Describe | None = None,
         machine: Mac | None = None,
         outside: Callable[[], int] = lambda: 0,
+        turn: Turn | None = None,
     ) -> None:
         self._machine = machine or Mac()
-        self._mailbox: MainMailbox = SimpleQueue()
-        self._settings = models[0]
+        self._settings = settings
         super().__init__(
-            [queue for model in models for queue in model.queues],
+            settings.queues,
             connection=connection,
-            name=self._settings.name,
-            models=[model.alias for model in models],
-            mailbox=self._mailbox,
+            name=settings.name,
+            models=[settings.alias],
+            is_child=turn is not None,
         )
-        jobs = JobCounts()
-        self.observers = Observers(JobLog(), jobs)
-        self.boards = ModelBoards(models, connection, self.name, describe, jobs=jobs)
-        make = partial(
-            LoadedModel,
+        self._turn_of_model = turn
+        self._describe = describe
+        self._jobs = JobCounts()
+        self.observers = Observers(JobLog(), self._jobs)
+        self.loaded = LoadedModel(
+            settings,
+            connection,
+            self.name,
             make_engine=make_engine,
             main=self._mailbox,
             observers=self.observers,
             outside=outside,
         )
-        self._models = ServedModels(
-            models,
-            make,
-            self.boards,
-            connection=connection,
-            name=self.name,
-            main=self._mailbox,
-        )
-        self._signals = StopSignals(
-            lambda: self._mailbox.put(Ring()),
-            drains=lambda: self._told > 0,
-        )
+        self.leases = self.loaded.leases
+        self._upkeep = Upkeep(self.leases)
+        self._unloaded = UnloadedBoard(connection, self.alias, self.name, self.loaded.moment)
+        self.board: UnloadedBoard | StatusBoard = self._unloaded
         self.unreachable = False
         self._draining = False
         # Until when jobs may run once it winds down.
         self._jobs_end_by = 0.0
         self._error: BaseException | None = None
         self._outage = Outage(log=log)
-        self._recorded = False
-        # `LoadedModel.since` of the model that the log has called ready.
-        self._told = 0.0
+        self._served = False
         # Whether a message has come since the last look at the queues, and when the next is due.
         self._rung, self._look_at = True, 0.0
 
     @property
-    def loaded(self) -> LoadedModel:
-        """The model that is loaded, is being loaded, or will be first."""
-        return self._models.loaded
-
-    @property
     def decode_thread(self) -> DecodeThread:
-        """That of the loaded model."""
         return self.loaded.decode_thread
 
     @property
-    def leases(self) -> LeaseTable:
-        """Those that it holds, all of the loaded model."""
-        return self.loaded.leases
+    def alias(self) -> str:
+        """Of its model."""
+        return self._settings.alias
 
     # The loop
 
@@ -146,12 +128,13 @@ class GenerationWorker(RecordedWorker):
             whether any job was taken.
 
         Raises:
-            ModelError: if the files of an only model cannot be used.
+            ModelError: if the files of the model cannot be used.
             RedisGone: if Redis is away for longer than ``redis_grace`` seconds.
-            Exception: what the engine of an only model raised when it was made, or an engine when
-                it broke, and errors of Redis that do not pass.
+            Exception: what the engine raised when it was made, or when it broke, and errors of
+                Redis that do not pass.
         """
-        self.boards.describe()
+        if self._describe is not None:
+            self._unloaded.info = self._describe(self._settings.model)
         with self._signals.caught():
             try:
                 while self._turn(burst):
@@ -162,13 +145,13 @@ class GenerationWorker(RecordedWorker):
                 self._shut_down()
         if self._error is not None:
             raise self._error
-        return self._models.served
+        return self._served
 
     def _turn(self, burst: bool) -> bool:
         """Do what is due; returns whether to go on."""
         if self._error is not None or self._signals.at_once:
             return False
-        self._machine.keep_awake(len(self.leases) > 0 or self._models.is_switching)
+        self._machine.keep_awake(len(self.leases) > 0 or self.loaded.is_loading)
         if self.redis_away > self._settings.redis_grace:
             away = f"{self.redis_away:.0f} s"
             raise RedisGone(f"unavailable for {away}, longer than --redis-grace")
@@ -180,7 +163,7 @@ class GenerationWorker(RecordedWorker):
             goes_on = self._attend(burst)
         except RedisError as error:
             pause = self._outage.failed(error)
-            self._models.postpone()
+            self._upkeep.postpone()
             self._listen(pause)
             return not self._draining or self._finishes_jobs
         self._outage.answered()
@@ -190,36 +173,57 @@ class GenerationWorker(RecordedWorker):
         """The part of a turn that needs Redis."""
         if self._outage.seconds:
             self.connection.ping()
-        if not self._recorded:
-            self.register_birth()
-            self.subscribe()
-            self._recorded = True
+        self.appear()
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        loaded = self.loaded
-        self.show(self.leases, loaded.is_paused)
+        self.show(self.leases, self.loaded.is_paused)
         if self.beat():
-            self.boards.announce(loaded)
-        self.boards.show(loaded, self._condition)
-        if loaded.admission is not None and self._told != loaded.since:
-            self._told = loaded.since
-            self._tell_ready(loaded)
+            self.board.announce()
+        self.board.show(self._condition)
         return goes_on
 
-    def _tell_ready(self, model: LoadedModel) -> None:
+    def _begin(self) -> None:
+        """The model is loaded."""
+        model, turn = self.loaded, self._turn_of_model
+        model.serve()
+        counters = self.decode_thread.counters
+        if turn is not None:
+            counters.switches, counters.switch_seconds = turn.switches, turn.switch_seconds
+            if turn.left_at is not None:
+                counters.switch_seconds += time.monotonic() - turn.left_at
+        self.board = StatusBoard(
+            self.connection,
+            self.alias,
+            self.name,
+            self._settings.mode,
+            model.engine.info,
+            counters=counters,
+            jobs=self._jobs,
+            leases=self.leases,
+            budget=self.decode_thread.budget,
+            driver=self.decode_thread.driver,
+        )
         by, depth = model.engine.drafters, model.engine.max_depth
         drafts = f"drafts up to {depth} a step by {by}" if by else "no drafts"
         page = f"; the page is at {self._settings.page}" if self._settings.page else ""
         log.info(
             "%s is ready: worker %s, %s (--mode %s)%s",
-            *(model.alias, self.name, drafts, model.settings.mode, page),
+            *(self.alias, self.name, drafts, self._settings.mode, page),
         )
+        self.board.announce()
 
     def _serve(self, burst: bool) -> bool:
         """Take jobs; returns whether to go on."""
         if self._draining:
             return self._finishes_jobs
-        self._models.attend()
+        self._upkeep.attend()
+        loaded = self.loaded
+        if loaded.loading is None:
+            loaded.load()
+        if loaded.admission is None:
+            if not loaded.is_made:
+                return True
+            self._begin()
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
         idle = len(self.leases) == 0
         if idle and not (burst or self._rung or time.monotonic() >= self._look_at):
@@ -227,7 +231,8 @@ class GenerationWorker(RecordedWorker):
         self._rung = False
         # Workers that started together do not look together.
         self._look_at = time.monotonic() + LOOK_SECONDS * (0.5 + random() / 2)
-        taken = self._models.take()
+        taken = loaded.take()
+        self._served |= taken
         return not (burst and idle and not taken)
 
     def _wind_down(self) -> None:
@@ -278,6 +283,9 @@ class GenerationWorker(RecordedWorker):
 
     # The end
 
+    def _drains(self) -> bool:
+        return self.loaded.admission is not None
+
     @property
     def exit_code(self) -> int:
         """After `work`: 128 + signal after a stop at once, else 0."""
@@ -286,15 +294,6 @@ class GenerationWorker(RecordedWorker):
     def request_stop(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain; at the second call, stop at once."""
         self._signals.receive(signum)
-
-    def drain(self) -> None:
-        """See `RecordedWorker`. Unlike a second signal, a second call does not end it at once."""
-        if not self._signals.asked:
-            self.stop()
-
-    def stop(self) -> None:
-        """As a signal does, from any thread: drain; at the second call, stop at once."""
-        self._signals.receive(signal.SIGTERM)
 
     def _shut_down(self) -> None:
         """End the threads, and give back the remaining jobs unless one of them may be to blame."""
@@ -313,11 +312,10 @@ class GenerationWorker(RecordedWorker):
                 self.leases.give_back(held)
                 for claim in held:
                     self.observers.ended(claim, outcome="given back")
-            self.unsubscribe()
-            if self.birth_date is not None:
-                self.register_death()  # type: ignore[no-untyped-call]
-            self._models.leave()
-            self.boards.sign_off()
+            self.disappear()
+            self._upkeep.leave()
+            if self._turn_of_model is None:
+                self.board.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self.unreachable = True
@@ -325,5 +323,4 @@ class GenerationWorker(RecordedWorker):
         for claim in self.leases.jobs():
             self.observers.ended(claim, outcome="abandoned", error="its lease will expire")
         self._machine.keep_awake(False)
-        for alias, counters in self.boards.counters.items():
-            log.info("in total, %s: %s", alias, counters)
+        log.info("in total, %s: %s", self.alias, self.decode_thread.counters)

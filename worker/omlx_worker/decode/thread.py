@@ -70,7 +70,6 @@ class DecodeThread:
         make_engine: called on the decode thread.
         traffic: where emissions and endings go.
         main: told when this thread cannot go on.
-        counters: those to go on with; new ones by default.
         outside: see `MemoryBudget`; called from any thread.
 
     Attributes:
@@ -85,10 +84,9 @@ class DecodeThread:
         traffic: TrafficMailbox,
         main: MainMailbox,
         *,
-        counters: Counters | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.counters = counters or Counters()
+        self.counters = Counters()
         self._settings = settings
         self._make_engine = make_engine
         self._traffic = traffic

@@ -74,6 +74,7 @@ class LeaseTable:
         self._unanswered: str | None = None
         self._wire_version, self._told_newer = WIRE_VERSION, False
         self._claim = load(connection, "claim")
+        self._waiting = load(connection, "waiting")
         self._append = load(connection, "append")
         self._commit = load(connection, "commit")
         self._renew = load(connection, "renew")
@@ -149,6 +150,21 @@ class LeaseTable:
         if reply is None:
             return None
         suspect_in, entries, newer = reply
+        self._tell_newer(newer)
+        self._suspect_in = suspect_in.decode() or None
+        claimed = [Claim.from_reply(fields) for fields in entries]
+        with self._lock:
+            self._jobs.update((job.id, job) for job in claimed)
+        return claimed
+
+    def waiting(self) -> list[str]:
+        """The queues in which something waits that `claim` takes, unless they are paused."""
+        queues, newer = self._waiting(keys=self.queues, args=[self._wire_version])
+        self._tell_newer(newer)
+        return [queue.decode() for queue in queues]
+
+    def _tell_newer(self, newer: bytes) -> None:
+        """Tell once of a job or batch that is of a newer version."""
         if newer and not self._told_newer:
             self._told_newer = True
             log.warning(
@@ -156,11 +172,6 @@ class LeaseTable:
                 "workers; upgrade this one",
                 newer.decode(errors="replace"),
             )
-        self._suspect_in = suspect_in.decode() or None
-        claimed = [Claim.from_reply(fields) for fields in entries]
-        with self._lock:
-            self._jobs.update((job.id, job) for job in claimed)
-        return claimed
 
     def start_over(self, job: Claim) -> None:
         """Delete the stream that an earlier run of a job has left, if the lease holds."""
