@@ -16,8 +16,11 @@ from omlx_worker.queue import quarantine as quarantine_module
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS, SUSPECT_DEATHS
-from tests.helpers.leases import commit, done, failed, kill, table, tokens
+from tests.helpers.leases import commit, done, failed, sweep, table, tokens
+from tests.helpers.server_time import forward
 from tests.helpers.workers import enqueue
+
+pytestmark = pytest.mark.usefixtures("server_time")
 
 
 @dataclass
@@ -59,7 +62,7 @@ class Farm:
         deadly = any(self.ran[job.id] == self.deadly.get(job.id) for job in held)
         if held and (deadly or self.chance.random() < self.kills):
             self.deaths += 1
-            kill(self.connection, leases)
+            self._die(number)
             self.workers[number] = table(self.connection, f"worker-{self.deaths}-{number}")
             return
         going_on = [job for job in held if job.id not in self.deadly]
@@ -68,6 +71,14 @@ class Farm:
             if self.ran[job.id] >= 2:
                 self.finished.add(job.id)
                 commit(leases, job, done(job.id, job.streamed + self.ran[job.id]))
+
+    def _die(self, number: int) -> None:
+        """One worker dies; the others renew their leases until its own are over."""
+        for _ in range(2):
+            forward(self.connection, 16)
+            for each in self.workers[:number] + self.workers[number + 1 :]:
+                each.renew()
+        sweep(table(self.connection, "sweeper"))
 
     def check_that_suspects_are_alone(self, held: list[Claim]) -> None:
         for job in held:
