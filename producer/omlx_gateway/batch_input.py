@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import time
@@ -71,22 +70,21 @@ def read_rows(
     content.seek(0)
     try:
         maker = RowMaker("jsonl", shape, read_models(connection))
-        with contextlib.closing(Store()) as store:
-            records = (_checked(each, new.endpoint) for each in read_records(content, "jsonl"))
-            rows = (_salted(maker.make(record), key) for record in records)
-            for row in itertools.islice(plan_rows(rows, store, Seen()), MAX_ROWS + 1):
-                count += 1
-                if len(errors) == MAX_ERRORS:
-                    continue
-                if isinstance(row, BadRow):
-                    errors.append(batch_error(row.code, row.reason, row.line, row.field))
-                elif key and not key.may_use(row.request.model):
-                    message = f"{place_of(row.line, row.custom_id)}: model: got "
-                    message += f"{row.request.model!r}; this API key may use "
-                    message += ", ".join(key.models or ())
-                    errors.append(batch_error("model_not_allowed", message, row.line, "model"))
-                elif not errors:
-                    yield row
+        records = (_checked(each, new.endpoint) for each in read_records(content, "jsonl"))
+        rows = (_salted(maker.make(record), key) for record in records)
+        for row in itertools.islice(plan_rows(rows, Store(), Seen()), MAX_ROWS + 1):
+            count += 1
+            if len(errors) == MAX_ERRORS:
+                continue
+            if isinstance(row, BadRow):
+                errors.append(batch_error(row.code, row.reason, row.line, row.field))
+            elif key and not key.may_use(row.request.model):
+                message = f"{place_of(row.line, row.custom_id)}: model: got "
+                message += f"{row.request.model!r}; this API key may use "
+                message += ", ".join(key.models or ())
+                errors.append(batch_error("model_not_allowed", message, row.line, "model"))
+            elif not errors:
+                yield row
     except InvalidRequest as error:
         raise WrongInput([batch_error("invalid_request", api_error(error).message)]) from None
     if count > MAX_ROWS:

@@ -31,7 +31,7 @@ def find_batches(connection: redis.Redis) -> list[BatchState]:
 def batch_bytes(connection: redis.Redis, state: BatchState) -> int:
     """The bytes that a batch takes in Redis, about."""
     batch = Batch(connection, state.id)
-    keys = [batch.key, batch.results_key, batch.ended_key, batch_rows_key(batch.run)]
+    keys = [batch.key, batch.results_key, batch_rows_key(batch.run)]
     for queue in state.queues:
         keys += [batch.waiting_key(queue), batch.running_key(queue)]
     with connection.pipeline(transaction=False) as pipe:

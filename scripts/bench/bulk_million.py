@@ -29,8 +29,8 @@ from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
 
-# 100 MB for the client.
-CLIENT_MEBIBYTES, REDIS_MEBIBYTES = 95, 32
+# 300 bytes for each of a million rows, and the client itself.
+CLIENT_MEBIBYTES, REDIS_MEBIBYTES = 400, 32
 ALIAS = "stub"
 CLAIM = 256
 SAMPLE_SECONDS = 0.5

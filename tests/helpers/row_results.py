@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.bulk.output import (
-    Output,
-)
+from omlx_producer.bulk.output import Output
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
-from omlx_producer.bulk.store import Store, run_path
+from omlx_producer.bulk.store import Store
 from omlx_producer.wire import GenerationRequest
 
 
@@ -59,4 +57,4 @@ def write(path: Path, *results: RowResult, finish: bool = False, **how: Any) -> 
         output.commit(results)
         if finish:
             output.finish(**{"ordered": False} | how)
-    return Store(run_path(path))
+    return Store(path)

@@ -44,7 +44,6 @@ from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.bulk.store import new_run_id
 from omlx_producer.client.enqueue import JOB_SECONDS
-from omlx_producer.client.stream import entries_by_key
 from omlx_producer.connection import server_time
 from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
 from omlx_producer.lua import load
@@ -57,7 +56,6 @@ from omlx_producer.wire import (
     wake_channel,
 )
 from omlx_producer.wire.keys import (
-    batch_ended_key,
     batch_key,
     batch_results_key,
     batch_rows_key,
@@ -250,11 +248,6 @@ class Batch:
         """A hash: output lines by the name of the row, compressed or not."""
         return batch_results_key(self.run)
 
-    @property
-    def ended_key(self) -> str:
-        """A stream: the rows of a run that have ended, in the field ``row``."""
-        return batch_ended_key(self.run)
-
     def waiting_key(self, queue: str) -> str:
         """A list: rows that have no job yet, in the order in which they are taken."""
         return batch_waiting_key(self.run, queue)
@@ -396,10 +389,6 @@ class Batch:
         by = self._script("open_run", int(not again), *fields)
         return str_if_bytes(by or "")
 
-    def cancelled_by(self) -> str:
-        """Who has cancelled the batch; empty if nobody did."""
-        return str_if_bytes(self.connection.hget(self.key, "cancelled_by") or "")
-
     def enter(self, rows: Sequence[Row]) -> None:
         """Upload rows of a run. Those that the batch knows already are left as they are."""
         stored: Any = self.connection.hmget(self.key, "priority", "queues")
@@ -439,21 +428,13 @@ class Batch:
         known: Any = self.connection.smismember(batch_rows_key(self.run), list(names))
         return [name for name, is_known in zip(names, known, strict=True) if not is_known]
 
-    def ended(self, cursor: str, wait: float) -> tuple[str, list[tuple[str, bytes]]]:
-        """The rows of a run that have ended since a cursor, each with the id of its entry.
-
-        Args:
-            wait: seconds to wait for one; 0 does not wait.
-
-        Returns:
-            The next cursor, and the rows.
-        """
-        block = max(1, int(1000 * wait)) if wait else None
-        reply = self.connection.xread({self.ended_key: cursor}, count=ROWS_AT_ONCE, block=block)
-        entries = [entry for _, found in entries_by_key(reply) for entry in found]
-        if entries:
-            cursor = str_if_bytes(entries[-1][0])
-        return cursor, [(str_if_bytes(fields.get(b"row", b"")), entry) for entry, fields in entries]
+    def ended(self) -> tuple[list[str], str]:
+        """The rows of a run whose results nobody has taken, and who has cancelled the batch."""
+        with self.connection.pipeline(transaction=False) as pipe:
+            pipe.hkeys(self.results_key)
+            pipe.hget(self.key, "cancelled_by")
+            names, by = pipe.execute()
+        return [str_if_bytes(name) for name in names], str_if_bytes(by or "")
 
     def stored(self, names: Sequence[str]) -> dict[str, bytes]:
         """The output lines of these rows, of those that have one."""
@@ -464,24 +445,13 @@ class Batch:
             name: _line(line) for name, line in zip(names, lines, strict=True) if line is not None
         }
 
-    def stored_results(self) -> dict[str, bytes]:
-        """All output lines that nobody has taken."""
-        found: Any = self.connection.hscan_iter(self.results_key, count=ROWS_AT_ONCE)
-        return {str_if_bytes(name): _line(line) for name, line in found}
-
-    def acknowledge(self, names: Sequence[str], entries: Iterable[bytes] = ()) -> None:
-        """Drop results of a run that are durable elsewhere. Safe to repeat.
-
-        Args:
-            entries: ids of `ended`.
-        """
-        with self.connection.pipeline() as pipe:
-            if names:
+    def acknowledge(self, names: Sequence[str]) -> None:
+        """Drop results of a run that are durable elsewhere. Safe to repeat."""
+        if names:
+            with self.connection.pipeline() as pipe:
                 pipe.hdel(self.results_key, *names)
                 pipe.srem(batch_rows_key(self.run), *names)
-            if ids := list(entries):
-                pipe.xdel(self.ended_key, *ids)
-            pipe.execute()
+                pipe.execute()
 
     def results(self, state: BatchState) -> Iterator[bytes]:
         """The output lines so far, in the order of the input.

@@ -5,9 +5,8 @@ once they are durable in the sink. A row is known to the batch, by its digest, f
 upload until then; uploading it again changes nothing. So the process may be killed at any moment
 and the same run repeated. What is left of it in Redis goes on meanwhile.
 
-A stream names the rows that have ended. An entry is only a hint to look at that row's result. After
-an outage, and every `RECONCILE_SECONDS`, all rows are looked at: a server may lose its last writes
-in a restart so short that redis-py hides it.
+Rows with a result are found by their names in the hash of results, `LOOK_SECONDS` apart. After an
+outage, and every `RECONCILE_SECONDS`, rows that Redis has lost are uploaded again.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ FETCH = 50
 # Results, or seconds, per write to the disk.
 GROUP = 256
 GROUP_SECONDS = 0.25
+LOOK_SECONDS = 0.1
 RECONCILE_SECONDS = 30.0
 WITHDRAW_SECONDS = 0.5
 # Of the loop: a turn's wait, how long Redis may be away, pauses between tries.
@@ -107,8 +107,6 @@ class Collector:
         self._has_more = True
         # By digest: results of rows that have not come yet, left by an earlier run.
         self._found: dict[str, bytes] | None = None
-        self._cursor = "0-0"
-        self._hints: dict[str, list[bytes]] = {}
         self._settled: list[RowResult] = []
         self._settled_at = 0.0
         self._durable: list[RowResult] = []
@@ -150,7 +148,8 @@ class Collector:
             known = self._batch.known()
             if self._batch.open_run(*self._settings):
                 self._cancelled_before = known
-            self._found = self._batch.stored_results()
+            self._found = {}
+            self._collect(0)
         self._acknowledge()
         self._enter()
         if self.stopped and time.monotonic() - self._withdrawn_at >= WITHDRAW_SECONDS:
@@ -162,8 +161,8 @@ class Collector:
             self._commit()
 
     def recover(self) -> None:
-        """Look at everything again: Redis was away and may have lost data."""
-        self._cursor, self._reconciled_at = "0-0", float("-inf")
+        """Look for lost rows: Redis was away and may have lost data."""
+        self._reconciled_at = float("-inf")
 
     def stop(self) -> None:
         """Withdraw the rows that wait. The run is over when those that run have ended."""
@@ -189,7 +188,7 @@ class Collector:
             self._batch.withdraw()
             self._batch.end_run()
             self._collect(0)
-            self._batch.acknowledge(list(self._found or ()), itertools.chain(*self._hints.values()))
+            self._batch.acknowledge(list(self._found or ()))
         except RedisError as error:
             if not passes(error):
                 raise
@@ -267,19 +266,14 @@ class Collector:
     # Collecting
 
     def _collect(self, wait: float) -> None:
-        """Read the stream; wait only if there is nothing else to do."""
-        if self._settled:
-            wait = min(wait, GROUP_SECONDS)
-        idle = bool(self._in_flight) and not self._has_more
-        self._cursor, ended = self._batch.ended(self._cursor, wait if idle else 0)
-        for digest, entry in ended:
-            entries = self._hints.setdefault(digest, [])
-            if entry not in entries:
-                entries.append(entry)
-        digests = dict.fromkeys(digest for digest, _ in ended)
-        if "" in digests:
-            self._heed(self._batch.cancelled_by())
-        self._look_at(list(digests))
+        """Take what has ended; wait only if there is nothing else to do."""
+        names, cancelled_by = self._batch.ended()
+        self._heed(cancelled_by)
+        known = {*(self._found or ()), *_uploaded(itertools.chain(self._settled, self._durable))}
+        new = [name for name in names if name not in known]
+        self._look_at(new)
+        if not new and self._in_flight and not self._has_more:
+            time.sleep(min(wait, LOOK_SECONDS))
 
     def _look_at(self, digests: Sequence[str]) -> None:
         """Settle the rows that have a result."""
@@ -288,7 +282,7 @@ class Collector:
             for digest, line in self._batch.stored(chunk).items():
                 if row := self._in_flight.get(digest):
                     self._end(RowResult.of_line(row, line), row)
-                elif self._found is not None and not self._is_settled(digest):
+                elif self._found is not None:
                     self._found[digest] = line
 
     def _end(self, result: RowResult, row: Row) -> None:
@@ -300,7 +294,7 @@ class Collector:
         if not (stopped and result.code == CANCELLED):
             self._settle(result)
             return
-        self._batch.acknowledge([row.digest], self._hints.pop(row.digest, ()))
+        self._batch.acknowledge([row.digest])
         self._cancelled_before.discard(row.digest)
         if self.stopped:
             self.waited.append(row)
@@ -314,20 +308,13 @@ class Collector:
             self.stop()
             self._withdraw()
 
-    def _is_settled(self, digest: str) -> bool:
-        return digest in _uploaded(itertools.chain(self._settled, self._durable))
-
     def _reconcile(self) -> None:
-        """Look at every row, and upload again those that Redis does not know."""
+        """Upload again the rows that Redis does not know."""
         self._heed(self._batch.open_run(*self._settings, again=True))
-        digests = list(self._in_flight)
-        self._look_at(digests)
-        if self.cancelled_by:
-            self._reconciled_at = time.monotonic()
-            return
-        for digest in self._batch.unknown([d for d in digests if d in self._in_flight]):
-            self._unsent[digest] = self._in_flight[digest]
-        self._send()
+        if not self.cancelled_by:
+            for digest in self._batch.unknown(list(self._in_flight)):
+                self._unsent[digest] = self._in_flight[digest]
+            self._send()
         self._reconciled_at = time.monotonic()
 
     def _withdraw(self) -> None:
@@ -368,12 +355,7 @@ class Collector:
 
     def _acknowledge(self) -> None:
         """Drop from Redis the results that are durable. Safe to repeat."""
-        digests = _uploaded(self._durable)
-        if digests:
-            entries = itertools.chain(*(self._hints.get(digest, ()) for digest in digests))
-            self._batch.acknowledge(digests, entries)
-            for digest in digests:
-                self._hints.pop(digest, None)
+        self._batch.acknowledge(_uploaded(self._durable))
         self._durable = []
 
 

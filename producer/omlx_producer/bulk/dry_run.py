@@ -17,7 +17,7 @@ from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.output import real_path, require_run_output
 from omlx_producer.bulk.progress import say_skipped
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row
-from omlx_producer.bulk.store import Store, run_path
+from omlx_producer.bulk.store import Store
 from omlx_producer.figures import read_figures
 from omlx_producer.terminal import write
 from omlx_producer.wire import ModelInfo
@@ -161,7 +161,7 @@ def has_rows_left(
         path = real_path(output)
         require_run_output(path, options.input, keep=options.keep, vectors=options.embed)
         if earlier := RunOptions.of_run(path):
-            known = run_path(path)
+            known = path
     if options.input == "-":
         return True
     options = options.with_default_model(models, earlier)

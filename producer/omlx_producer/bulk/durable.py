@@ -10,6 +10,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
@@ -55,6 +56,33 @@ def make_file(path: Path, *, like: Path | None) -> None:
         with naming(path), path.open("xb") as stream:
             copy_mode(like, stream)
         sync_folder(path.parent)
+
+
+def own_file(path: Path) -> None:
+    """Give a file that has other names, as hard links, a copy of its own."""
+    if path.stat().st_nlink > 1:
+        with path.open("rb") as source, replacing(path) as target:
+            shutil.copyfileobj(source, target, COPY_BYTES)
+
+
+def append(file: FileIO, end: int, data: bytes) -> None:
+    """Write durable data behind what a file holds. A failure leaves none of it.
+
+    Args:
+        end: where that ends; what is behind it goes.
+    """
+    with naming(Path(os.fsdecode(file.name))):
+        try:
+            file.truncate(end)
+            file.seek(end)
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+            sync_file(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
 
 
 def remove_drafts(path: Path) -> None:

@@ -109,8 +109,7 @@ class Input:
 
     def all_rows(self) -> Iterator[Row | BadRow]:
         """The rows, each once, whatever earlier runs did."""
-        with contextlib.closing(Store()) as store:
-            yield from self.rows(store)
+        yield from self.rows(Store())
 
     def estimate(self, failed: Store | None = None) -> int | None:
         """About how many rows run; None if not known.

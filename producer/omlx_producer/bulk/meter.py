@@ -11,7 +11,6 @@ from typing import Any
 
 from omlx_producer.bulk.batch import BatchState
 from omlx_producer.bulk.row import CANCELLED, RowResult
-from omlx_producer.bulk.store import Totals
 
 RATE_SECONDS = 30.0
 ESTIMATE_ROWS = 20
@@ -46,8 +45,6 @@ class Meter:
         cut_by_length: rows of which a choice ended at its limit of tokens.
         cut_by_repetition: rows of which one ended because it repeated itself.
         now: what the workers do, None if not known.
-        overall: the figures of the whole output and the seconds of all its runs, if there was an
-            earlier one.
         files: what was written: rows by file.
         age: seconds from a batch's start to its end, or to now; None for a run.
     """
@@ -68,7 +65,6 @@ class Meter:
     ignored: Counter[str] = field(default_factory=Counter)
     now: Speed | None = None
     age: float | None = None
-    overall: tuple[Totals, float] | None = None
     files: dict[Path, int] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
@@ -193,15 +189,8 @@ class Meter:
             "completion_tokens_per_second": round(self.completion_tokens / seconds, 1),
             "acceptance": _rounded(self.acceptance),
             "seconds": round(self.seconds, 2),
-            "overall": self._overall(),
             "files": {str(path): rows for path, rows in self.files.items()},
         }
-
-    def _overall(self) -> dict[str, Any] | None:
-        if self.overall is None:
-            return None
-        totals, seconds = self.overall
-        return {**totals._asdict(), "seconds": round(seconds, 2)}
 
     def _mark(self) -> None:
         """Remember the current counts; rates are measured from them."""

@@ -1,4 +1,4 @@
-"""The files of a run, copies of its store: results, errors, and the table made of both."""
+"""The files of a run: results, errors, and the table made of both."""
 
 from __future__ import annotations
 
@@ -10,17 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.bulk.durable import (
-    keep_copy,
-    make_file,
-    naming,
-    remove_drafts,
-    replacing,
-    sync_file,
-)
+from omlx_producer.bulk.durable import keep_copy, remove_drafts, replacing
 from omlx_producer.bulk.records import Record, import_pyarrow, values_of
 from omlx_producer.bulk.row import Row, RowResult, job_of_line, read_line
-from omlx_producer.bulk.store import Copied, Kind, Store, run_path
+from omlx_producer.bulk.store import Store, errors_path, is_table, results_path, run_path
 from omlx_producer.bulk.table import PLAIN, TableForm, write_table
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import write
@@ -46,10 +39,6 @@ def real_path(output: Path) -> Path:
             None, f"{output}: is a link that leads to itself", "give another output"
         )
     return target
-
-
-def errors_path(output: Path) -> Path:
-    return output.with_name(f"{output.name}.errors.jsonl")
 
 
 def require_output(output: Path, suffixes: Sequence[str] = OUTPUT_SUFFIXES) -> None:
@@ -105,91 +94,6 @@ def require_run_output(output: Path, source: str, *, keep: bool, vectors: bool =
             )
 
 
-def is_table(output: Path) -> bool:
-    """Whether an output is made at the end, from a JSONL beside it."""
-    return output.suffix.lower() in {".csv", ".parquet", ".npy"}
-
-
-def results_path(output: Path) -> Path:
-    """The JSONL file of results: the output itself, or a file beside a table."""
-    return output.with_name(f"{output.name}.jsonl") if is_table(output) else output
-
-
-class LinesFile:
-    """A file with the output lines of a store, of one kind: those that came last are at its end.
-
-    It is a copy, so its lines need not be durable before the end of a run.
-
-    Args:
-        copied: what it should hold; None if a process was killed that wrote it.
-        like: a new file gets the permissions of this one, if that exists.
-
-    Attributes:
-        lines: how many it has, replaced ones included.
-    """
-
-    def __init__(
-        self, path: Path, store: Store, kind: Kind, copied: Copied | None, *, like: Path
-    ) -> None:
-        self.path = path
-        self._kind: Kind = kind
-        self._store = store
-        remove_drafts(path)
-        make_file(path, like=like)
-        found = path.stat()
-        if copied is not None and (found.st_size, found.st_nlink) == (copied.size, 1):
-            self.lines = copied.lines
-        else:
-            if copied is not None and found.st_size != copied.size:
-                self._say_changed(found.st_size)
-            # A new file. Hard links of the old one are left to others.
-            self._write(in_input_order=False)
-        self._stream = path.open("ab")
-
-    def append(self, lines: Sequence[bytes]) -> None:
-        """Add lines, for whoever reads along."""
-        with naming(self.path):
-            self._stream.writelines(lines)
-            self._stream.flush()
-        self.lines += len(lines)
-
-    def rewrite(self, *, in_input_order: bool) -> None:
-        """Atomically replace the file by the lines of the store."""
-        self._write(in_input_order=in_input_order)
-        self._stream.close()
-        self._stream = self.path.open("ab")
-
-    def sync(self) -> Copied:
-        """Make everything appended durable; returns what the file holds."""
-        with naming(self.path):
-            sync_file(self._stream.fileno())
-        return Copied(self.path.stat().st_size, self.lines)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def _write(self, *, in_input_order: bool) -> None:
-        self._store.copied(None)
-        with replacing(self.path) as stream:
-            count = 0
-            for line in self._store.lines(self._kind, in_input_order=in_input_order):
-                stream.write(line)
-                count += 1
-        self.lines = count
-
-    def _say_changed(self, size: int) -> None:
-        """Name a file that something else has changed; what it holds is kept as a copy."""
-        if size:
-            (copy,) = keep_copy([self.path])
-            write(f"{self.path}: something else has changed it; its copy is {copy}\n", err=True)
-        else:
-            write(
-                f"{self.path}: written again, for its lines are in {self._store.path}; to start "
-                "over, remove that, too\n",
-                err=True,
-            )
-
-
 class Output:
     """What a run has on disk: its store, and the files made of it. It is the sink of the run, see
     `omlx_producer.bulk.collector.Sink`.
@@ -200,41 +104,19 @@ class Output:
     def __init__(self, path: Path, store: Store) -> None:
         self.path = path
         self.store = store
-        results, errors, held = results_path(path), errors_path(path), store.files
-
-        def copied(kind: Kind) -> Copied | None:
-            return None if held is None else held.get(kind, Copied(0, 0))
-
-        self._files: dict[Kind, LinesFile] = {
-            "results": LinesFile(results, store, "results", copied("results"), like=path),
-            "errors": LinesFile(errors, store, "errors", copied("errors"), like=results),
-        }
+        self.errors = errors_path(path)
         self._table_rows = 0
-        # Whether the files have all lines of the store.
-        self._complete = True
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[Output]:
         """Open or make the files. A later run adds to them. See `Store` for the errors."""
-        with contextlib.closing(Store(run_path(path), like=path)) as store:
-            output = cls(path, store)
-            with contextlib.ExitStack() as closing:
-                for file in output._files.values():
-                    closing.callback(file.close)
-                closing.callback(output._sync)
-                yield output
-
-    def _sync(self) -> None:
-        if self._complete:
-            self.store.copied({kind: file.sync() for kind, file in self._files.items()})
+        with contextlib.closing(Store(path)) as store:
+            yield cls(path, store)
 
     def commit(self, results: Sequence[RowResult]) -> None:
-        """Make results durable, and append their lines to the files."""
-        self._complete = False
-        for kind, lines in self.store.record(results).items():
-            self._files[kind].append(lines)
-        self._complete = True
+        """Make results durable."""
+        self.store.record(results)
 
     def finish(
         self,
@@ -259,13 +141,14 @@ class Output:
             in_input_order = ordered or bool(form.kept) or self.path.suffix.lower() == ".npy"
             rows = self._rows(in_input_order, iter(source))
             write_table(rows, self.path, form, like=results_path(self.path))
-        for kind, file in self._files.items():
-            if ordered or file.lines != self.store.count(kind):
-                file.rewrite(in_input_order=ordered)
+        self.store.rewrite(in_input_order=ordered)
 
     def rows(self) -> dict[Path, int]:
         """How many rows are in each file, those with rows; the table only once it is written."""
-        found = {file.path: self.store.count(kind) for kind, file in self._files.items()}
+        found = {
+            results_path(self.path): self.store.count("results"),
+            self.errors: self.store.count("errors"),
+        }
         if self._table_rows:
             found = {self.path: self._table_rows, **found}
         return {path: rows for path, rows in found.items() if rows}
@@ -290,12 +173,11 @@ class Output:
         it was when it ran.
         """
         record, changed = next(source, None), 0
-        for stored in self.store.rows(in_input_order=ordered):
-            found = [json.loads(line) for line in (stored.result, stored.error) if line]
-            while record and stored.line and record.line < stored.line:
+        for known, found in self.store.rows(in_input_order=ordered):
+            while record and known.line and record.line < known.line:
                 record = next(source, None)
-            values = values_of(record) if record and record.line == stored.line else {}
-            if values and not stored.current:
+            values = values_of(record) if record and record.line == known.line else {}
+            if values and not (known.is_done or known.has_failed):
                 changed, values = changed + 1, {}
             self._table_rows += 1
             yield found[0] | {"error": found[-1]["error"]}, values

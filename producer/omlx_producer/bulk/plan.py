@@ -62,19 +62,20 @@ def plan_rows(
     """
     for row in rows:
         known = store.see(row)
-        if known.before is not None:
-            row = _duplicate(row, known.before)
+        if known.line != row.line:
+            row = _duplicate(row, known.line or 0)
             known = store.see(row)
         seen.rows += 1
-        failed = known.failed is not None
-        same = known.failed == row.digest
+        same = known.has_failed
         if only_failures:
-            seen.failed += failed
-            seen.unrun += not failed and known.done is None
-            final = isinstance(row, BadRow) or (known.code in REFUSED and not refused_too)
-            run = failed and row.digest != known.done and not (same and final)
+            failure = known.failure
+            seen.failed += failure is not None
+            seen.unrun += failure is None and known.done is None
+            refused = failure is not None and failure.code in REFUSED and not refused_too
+            final = isinstance(row, BadRow) or refused
+            run = failure is not None and not known.is_done and not (same and final)
         else:
-            run = not same and row.digest != known.done
+            run = not same and not known.is_done
             seen.done += not run
             seen.failed += same
         if run:

@@ -383,12 +383,6 @@ def summary_text(end: Mapping[str, Any]) -> str:
         lines.append(f"{counted(loops, 'row')} cut by repetition; {LOOP_ADVICE}")
     if ignored := end["ignored_fields"]:
         lines.append(ignored_text(ignored))
-    if overall := end["overall"]:
-        lines.append(
-            f"in all: {overall['ok']} ok ({_cuts(overall)}), "
-            f"{overall['failed']} failed; tokens: {overall['prompt_tokens']} in, "
-            f"{overall['completion_tokens']} out; {duration(overall['seconds'])}"
-        )
     if files := end["files"]:
         lines.append(written_text(files))
     return "\n".join(lines)
@@ -397,12 +391,6 @@ def summary_text(end: Mapping[str, Any]) -> str:
 def left_text(rows: int, how: str = "no result") -> str:
     """How many rows a run that ended early has left."""
     return f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} {how}"
-
-
-def _cuts(figures: Mapping[str, Any]) -> str:
-    """How many rows were cut. Few texts repeat themselves, so of those only a number above 0."""
-    loops = figures["cut_by_repetition"]
-    return f"{figures['cut_by_length']} cut by length" + (f", {loops} by repetition" * bool(loops))
 
 
 def failure_text(failures: Counter[str], save: str, retry: str) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from omlx_producer.bulk.output import errors_path, real_path, results_path
+from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.row import read_line
+from omlx_producer.bulk.store import errors_path, results_path
 from omlx_producer.wire import Completion
 from omlx_producer.wire.answer import as_completion
 

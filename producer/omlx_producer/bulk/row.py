@@ -22,6 +22,8 @@ TOKEN_CHARACTERS = 4
 """The length of a token in a text whose tokens were not counted."""
 
 ID_PREFIX = "batch_req_"
+LINE_KEY = "line:"
+"""How the keys of rows begin that their line identifies."""
 REFUSED = frozenset(code for code, state in STATES.items() if state.refused)
 """The codes of rows that fail again unless the row or the model behind its alias changes."""
 NO_MODEL = "model_not_found"
@@ -229,7 +231,7 @@ def id_key(custom_id: str) -> str:
 
 
 def line_key(line: int) -> str:
-    return f"line:{line}"
+    return f"{LINE_KEY}{line}"
 
 
 def default_id(line: int) -> str:

@@ -18,7 +18,6 @@ from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.output import (
     Guard,
     Output,
-    errors_path,
     real_path,
     require_run_output,
 )
@@ -26,9 +25,6 @@ from omlx_producer.bulk.progress import Show, left_text, say_ignored, say_skippe
 from omlx_producer.bulk.row import place_of
 from omlx_producer.errors import InvalidRequest, JobCancelled
 from omlx_producer.signals import StopSignals
-
-# How often a run notes how long it has taken.
-SAVE_SECONDS = 30.0
 
 
 class Ended(NamedTuple):
@@ -103,7 +99,6 @@ def run_here(
                 _say_other_input(options, earlier, path)
                 if options.replaces(earlier, path, target.store.count("results"), replace_results):
                     target.keep_copy()
-                    target.store.spent(0)
             target.store.remember(options.settings)
         run = Run(client, options, source, target, only_failures, refused_too, progress, check)
         return run.go(ordered=ordered)
@@ -127,7 +122,6 @@ class Run:
         self._source = source
         self._target = target
         self._only_failures = only_failures
-        self._seconds_before = target.store.seconds
         store = target.store
         self._driver = Driver(
             client,
@@ -137,7 +131,7 @@ class Run:
             source.rows(store, only_failures=only_failures, refused_too=refused_too),
             Guard(target, source.maker.constraint, proven=store.count("results") > 0),
             show=show,
-            errors=errors_path(target.path),
+            errors=target.errors,
             only_failures=only_failures,
             check=check,
         )
@@ -158,8 +152,7 @@ class Run:
         try:
             with signals.caught():
                 for _ in self._driver.turns(signals):
-                    if self._seconds - self._target.store.seconds > SAVE_SECONDS:
-                        self._target.store.spent(self._seconds)
+                    pass
                 finished = not collector.stopped
                 if finished:
                     self._finish(ordered)
@@ -186,17 +179,8 @@ class Run:
         say_skipped(source.maker.skipped)
 
     def _show_end(self, finished: bool) -> None:
-        meter, target = self._driver.meter, self._target
-        with contextlib.suppress(OSError):
-            target.store.spent(self._seconds)
-        if self._seconds_before:
-            meter.overall = (target.store.totals(), target.store.seconds)
-        meter.files = target.rows()
+        self._driver.meter.files = self._target.rows()
         self._driver.end(finished=finished)
-
-    @property
-    def _seconds(self) -> float:
-        return self._seconds_before + self._driver.meter.seconds
 
 
 def detach(client: Client, options: RunOptions, given: Given | None = None) -> Batch:

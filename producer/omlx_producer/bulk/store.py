@@ -1,247 +1,227 @@
-"""What a run knows, in one SQLite database beside its output: its options, rows and results.
+"""The record of a run: rows in its files of results and errors, options in OUTPUT.run.
 
-The database alone says what is done; the files of results are copies. SQLite makes a group of
-results durable in one transaction, also after a power cut, and keeps a second process off. The
-system releases its lock when the process ends, however it ends.
+A row is done once its line is in one of the two files. Lines are only added, until the run ends.
+What a kill or a power cut has left of the last ones goes when the files are opened again: their
+results are still in Redis.
 
-What has no output, such as a dry run, has a temporary database, which vanishes with the process.
+A lock on OUTPUT.run keeps a second process off. The system releases it when the process ends,
+however it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import json
+import os
+import re
 import secrets
-import sqlite3
-import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
-from omlx_producer.bulk.durable import make_file
-from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
+from omlx_producer.bulk.durable import (
+    append,
+    make_file,
+    naming,
+    own_file,
+    remove_drafts,
+    replacing,
+)
+from omlx_producer.bulk.row import (
+    ID_PREFIX,
+    LINE_KEY,
+    BadRow,
+    Row,
+    RowResult,
+    id_key,
+    line_key,
+    write_line,
+)
 from omlx_producer.errors import InvalidRequest
 
-VERSION = 1
-CACHE_KIB = 16 * 1024
+VERSION = 2
 Kind = Literal["results", "errors"]
 KINDS: tuple[Kind, ...] = ("results", "errors")
-# In the order in which rows ended; `at` is the line that a row had in the input then. The indexes
-# hold what `see` needs, so it reads no lines.
-_TABLES = """
-CREATE TABLE run (id TEXT, settings TEXT, seconds REAL, files TEXT);
-CREATE TABLE results (key BLOB, digest TEXT, at INTEGER, prompt_tokens INTEGER,
-    completion_tokens INTEGER, cut_by_length INTEGER, cut_by_repetition INTEGER, line BLOB);
-CREATE TABLE errors (key BLOB, digest TEXT, at INTEGER, code TEXT, line BLOB);
-CREATE INDEX results_by_key ON results (key, digest);
-CREATE INDEX errors_by_key ON errors (key, digest, code);
-"""
-# What the input has shown to this process.
-_SEEN = "CREATE TEMP TABLE seen (key BLOB PRIMARY KEY, line INTEGER, digest TEXT) WITHOUT ROWID"
-_ROWS = """
-SELECT seen.line AS line, results.rowid AS result, errors.rowid AS error, results.at AS at,
-    seen.digest IN (results.digest, errors.digest) AS current
-    FROM results LEFT JOIN errors USING (key) LEFT JOIN seen USING (key)
-UNION ALL
-SELECT seen.line, NULL, errors.rowid, errors.at, seen.digest = errors.digest
-    FROM errors LEFT JOIN seen USING (key)
-    WHERE key NOT IN (SELECT key FROM results)
-"""
-_UNSEEN = "key NOT IN (SELECT key FROM seen)"
+# How lines of the record and of the files begin.
+_RECORD = b'{"version":'
+_LINE = b'{"id":'
+_HEAD = re.compile(
+    rb'\{"id":\s*"' + ID_PREFIX.encode() + rb'([0-9a-f]{24})",\s*"custom_id":\s*'
+    rb'(null|"(?:[^"\\]|\\.)*").*\}\n',
+    re.DOTALL,
+)
 
 
-class Known(NamedTuple):
-    """What is known of a row.
+class Failure(NamedTuple):
+    """The error of a row: its code, and where its line begins."""
 
-    Attributes:
-        done: the digest of its result, None without one.
-        failed: that of its error; ``code`` says how it failed.
-        before: the line of an earlier row of the input with the same key, None without one.
-    """
-
-    done: str | None
-    failed: str | None
+    digest: bytes
     code: str
-    before: int | None
+    at: int
 
 
-class Stored(NamedTuple):
-    """The output lines of a row, and its line in the input; None for what there is not.
-
-    A row has two if it failed after an edit. The result is then that of the row before.
+@dataclass(slots=True)
+class Known:
+    """What is known of a row. There may be millions, so digests are packed.
 
     Attributes:
-        current: whether one of them is of the row as the input has it now.
+        line: its line in the input; None until that has shown it.
+        digest: its digest as it is in the input.
+        done: that of its result, whose line begins at ``at``; None without one.
+        failure: None without one. A row has both if it failed after an edit; the result is then
+            that of the row before.
     """
 
-    line: int | None
-    current: bool
-    result: bytes | None
-    error: bytes | None
+    line: int | None = None
+    digest: bytes = b""
+    done: bytes | None = None
+    at: int = 0
+    failure: Failure | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the row has a result as it is in the input."""
+        return self.done is not None and self.done == self.digest
 
-class Totals(NamedTuple):
-    """How many rows an output has, and their figures, those of earlier runs among them."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has an error as it is in the input."""
+        return self.failure is not None and self.failure.digest == self.digest
 
-    ok: int
-    failed: int
-    cut_by_length: int
-    cut_by_repetition: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class Copied(NamedTuple):
-    """What a file of lines held when its run ended."""
-
-    size: int
-    lines: int
-
-
-def run_path(output: Path) -> Path:
-    return output.with_name(f"{output.name}.run")
-
-
-def new_run_id() -> str:
-    return secrets.token_hex(6)
+    def place(self, kind: Kind) -> int | None:
+        """Where its line begins; None if it has none."""
+        if kind == "errors":
+            return self.failure and self.failure.at
+        return None if self.done is None else self.at
 
 
 class Store:
-    """The database of one run, open and locked. Rows are named by `Row.key`.
+    """The record of one run, open and locked. Rows are named by `Row.key`.
 
     Args:
-        path: None for a temporary one.
-        like: a new file gets the permissions of this one, if that exists.
+        output: of the run. Without one, as in a dry run, only the rows that were seen are known.
 
     Attributes:
         run: the id of the run, 12 hexadecimal digits. A resumed run keeps it.
         settings: see `omlx_producer.bulk.options.RunOptions`; None before the first run.
-        seconds: how long the run has taken so far, without pauses between its commands.
-        files: what the files of lines held at the last end of a command; None if it was killed.
 
     Raises:
-        InvalidRequest: if another process has it, another version wrote it, or it has two names.
-        OSError: if the file or its disk does not allow it; so do all methods.
+        InvalidRequest: if another process has it, another version wrote it, it has two names, or a
+            file has lines of something else.
+        OSError: if a file cannot be read or written; so do all methods.
     """
 
-    def __init__(self, path: Path | None = None, *, like: Path | None = None) -> None:
-        self.path = path
-        if path is not None:
-            make_file(path, like=like)
-            if path.is_file() and path.stat().st_nlink > 1:
-                # SQLite's log and lock go by the name.
-                raise InvalidRequest(
-                    None,
-                    f"{path}: has other names, as hard links",
-                    "copy it, and give the copy this name",
-                )
-        with self._errors():
-            self._database = sqlite3.connect(path or "", isolation_level=None, timeout=0)
-        with contextlib.ExitStack() as opening:
-            opening.callback(self._database.close)
-            self._open()
-            opening.pop_all()
+    def __init__(self, output: Path | None = None) -> None:
+        self.run = new_run_id()
+        self.settings: Any = None
+        self._rows: dict[str, Known] = {}
+        # Of each file: it, where it ends, and how many lines it has, replaced ones included.
+        self._files: dict[Kind, FileIO] = {}
+        self._ends, self._lines = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+        self._paths: dict[Kind, Path] = {}
+        self._closing = contextlib.ExitStack()
+        if output is not None:
+            with self._closing:
+                self._open(output)
+                self._closing = self._closing.pop_all()
 
-    def _open(self) -> None:
-        # With the lock held for good, the log needs no shared memory.
-        durable = ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "fullfsync = ON")
-        for pragma in durable if self.path else ("journal_mode = OFF", "synchronous = OFF"):
-            self._run(f"PRAGMA {pragma}")
-        self._run(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._run("PRAGMA temp.journal_mode = OFF")
-        self._run(_SEEN)
-        (version,) = self._run("PRAGMA user_version").fetchone()
-        if not version:
-            with self._transaction():
-                for statement in _TABLES.split(";"):
-                    self._run(statement)
-                # Before the first job: a lost id would lose the jobs.
-                self._run("INSERT INTO run VALUES (?, 'null', 0, '{}')", (new_run_id(),))
-                self._run(f"PRAGMA user_version = {VERSION}")
-        elif version != VERSION:
-            raise self._of_another_version()
-        found = self._run("SELECT id, settings, seconds, files FROM run").fetchone()
-        self.run: str = found[0]
-        self.settings: Any = json.loads(found[1])
-        self.seconds: float = found[2]
-        self.files: dict[str, Copied] | None = found[3] and {
-            kind: Copied(*copied) for kind, copied in json.loads(found[3]).items()
-        }
+    def _open(self, output: Path) -> None:
+        path, results = run_path(output), results_path(output)
+        make_file(path, like=output)
+        self._record = self._closing.enter_context(path.open("r+b", buffering=0))
+        _lock(self._record, path)
+        found, self._record_end = _read_record(path)
+        if found is not None:
+            self.run, self.settings = found["run"], found["settings"]
+        self._paths = {"results": results, "errors": errors_path(output)}
+        for kind, file in self._paths.items():
+            remove_drafts(file)
+            make_file(file, like=output if kind == "results" else results)
+            own_file(file)
+            self._files[kind] = self._closing.enter_context(file.open("r+b", buffering=0))
+            self._read(kind)
 
     def close(self) -> None:
-        with self._errors():
-            self._database.close()
+        self._closing.close()
 
-    # The run
+    def _read(self, kind: Kind) -> None:
+        """Learn what a file holds; drop what a kill or a power cut has left of its last lines."""
+        path = self._paths[kind]
+        with path.open("rb") as stream:
+            for line in stream:
+                if _is_torn(line):
+                    self._files[kind].truncate(self._ends[kind])
+                    break
+                try:
+                    self._learn(kind, *_read_line(kind, line))
+                except (ValueError, LookupError, TypeError):
+                    place = f"line {self._lines[kind] + 1}"
+                    raise _of_something_else(path, place) from None
+                self._added(kind, line)
+
+    def _learn(self, kind: Kind, key: str, digest: str, code: str) -> None:
+        """Note that the next line of a file is of this row."""
+        known, packed = self._rows.setdefault(key, Known()), bytes.fromhex(digest)
+        if packed == known.digest:
+            packed = known.digest
+        if kind == "results":
+            known.done, known.at, known.failure = packed, self._ends[kind], None
+        elif packed != known.done:
+            # Else it has succeeded since.
+            known.failure = Failure(packed, code, self._ends[kind])
+
+    def _added(self, kind: Kind, line: bytes) -> None:
+        self._ends[kind] += len(line)
+        self._lines[kind] += 1
 
     def remember(self, settings: dict[str, Any]) -> None:
-        """Make these options durable."""
-        self.settings = settings
-        self._run("UPDATE run SET settings = ?", (json.dumps(settings),))
-
-    def spent(self, seconds: float) -> None:
-        """Make durable how long the run has taken so far."""
-        self.seconds = seconds
-        self._run("UPDATE run SET seconds = ?", (seconds,))
-
-    def copied(self, files: dict[str, Copied] | None) -> None:
-        """Make durable what the files of lines hold; None while they are written."""
-        if self.files != files:
-            self.files = files
-            self._run("UPDATE run SET files = ?", (None if files is None else json.dumps(files),))
+        """Make these options durable, and the id of the run. Call before the first job: a lost id
+        would lose the jobs."""
+        if settings != self.settings:
+            self.settings = settings
+            document = {"version": VERSION, "run": self.run, "settings": settings}
+            line = json.dumps(document).encode() + b"\n"
+            append(self._record, self._record_end, line)
+            self._record_end += len(line)
 
     # The input
 
     def see(self, row: Row | BadRow) -> Known:
-        """Note that the input has a row; returns what is known of it."""
-        key, before = _packed(row.key), None
-        added = self._run(
-            "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (key, row.line, row.digest)
-        )
-        if not added.rowcount:
-            before = self._run("SELECT line FROM seen WHERE key = ?", (key,)).fetchone()[0]
-        done = self._run("SELECT digest FROM results WHERE key = ?", (key,)).fetchone()
-        error = self._run("SELECT digest, code FROM errors WHERE key = ?", (key,)).fetchone()
-        failed, code = error or (None, "")
-        return Known(done and done[0], failed, code, before)
+        """Note that the input has a row; returns what is known of it.
+
+        Its line is another one if an earlier row of the input has the same key.
+        """
+        known = self._rows.setdefault(row.key, Known())
+        if known.line is None:
+            known.line, known.digest = row.line, bytes.fromhex(row.digest)
+            if known.is_done:
+                known.done = known.digest
+        return known
 
     def gone(self) -> int:
         """How many rows of earlier runs the input has not shown."""
-        known = "SELECT key FROM results UNION SELECT key FROM errors"
-        found = self._run(f"SELECT count(*) FROM ({known}) WHERE {_UNSEEN}")
-        return int(found.fetchone()[0])
+        unseen = (known for known in self._rows.values() if known.line is None)
+        return sum(known.done is not None or known.failure is not None for known in unseen)
 
     # Results
 
-    def record(self, results: Sequence[RowResult]) -> dict[Kind, list[bytes]]:
+    def record(self, results: Sequence[RowResult]) -> None:
         """Make results and errors durable; each replaces an earlier one of its kind.
 
         A result also replaces an error. An error never replaces a result.
-
-        Returns:
-            Their output lines, by kind.
         """
-        lines = defaultdict[Kind, list[bytes]](list)
-        with self._transaction():
-            self.copied(None)
-            for result in results:
-                line, at, usage = write_line(result), result.line, result.usage
-                key, digest = _packed(result.row.key), result.row.digest
-                lines["errors" if result.body is None else "results"].append(line)
-                line = zlib.compress(line)
-                self._run("DELETE FROM errors WHERE key = ?", (key,))
-                if result.body is None:
-                    failed = (key, digest, at, result.code, line)
-                    self._run("INSERT INTO errors VALUES (?, ?, ?, ?, ?)", failed)
-                else:
-                    self._run("DELETE FROM results WHERE key = ?", (key,))
-                    figures = (usage.prompt_tokens, usage.completion_tokens)
-                    cuts = (usage.cut_by_length, usage.cut_by_repetition)
-                    values = (key, digest, at, *figures, *cuts, line)
-                    self._run("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-        return lines
+        for kind in KINDS:
+            new = [result for result in results if result.ok == (kind == "results")]
+            lines = [write_line(result) for result in new]
+            if lines:
+                append(self._files[kind], self._ends[kind], b"".join(lines))
+            for result, line in zip(new, lines, strict=True):
+                self._learn(kind, result.row.key, result.row.digest, result.code)
+                self._added(kind, line)
 
     def forget_stale_errors(self, *, whole: bool) -> None:
         """Drop the errors of rows that were edited since. Call at the end of the input.
@@ -250,12 +230,13 @@ class Store:
             whole: whether the input was read to its end. Errors of lines that it does not have go
                 then, too.
         """
-        edited = "SELECT 1 FROM seen WHERE seen.key = errors.key AND seen.digest != errors.digest"
-        by_line = "key >= CAST('line:' AS BLOB) AND key < CAST('line;' AS BLOB)"
-        with self._transaction():
-            self._run(f"DELETE FROM errors WHERE EXISTS ({edited})")
-            if whole:
-                self._run(f"DELETE FROM errors WHERE {by_line} AND {_UNSEEN}")
+        for key, known in self._rows.items():
+            if known.line is not None:
+                stale = not known.has_failed
+            else:
+                stale = whole and key.startswith(LINE_KEY)
+            if stale:
+                known.failure = None
 
     def failures(self, *, seen: bool = False) -> Counter[str]:
         """How many rows have failed, by code.
@@ -263,114 +244,170 @@ class Store:
         Args:
             seen: count only rows that the input has shown.
         """
-        which = "WHERE key IN (SELECT key FROM seen) " if seen else ""
-        found = self._run(f"SELECT code, count(*) FROM errors {which}GROUP BY code")
-        return Counter(dict(found.fetchall()))
+        return Counter(
+            known.failure.code
+            for known in self._rows.values()
+            if known.failure and not (seen and known.line is None)
+        )
 
     def count(self, kind: Kind) -> int:
         """How many results or errors there are."""
-        return int(self._run(f"SELECT count(*) FROM {kind}").fetchone()[0])
-
-    def totals(self) -> Totals:
-        """The figures of all rows."""
-        found = self._run(
-            "SELECT total(cut_by_length), total(cut_by_repetition), total(prompt_tokens), "
-            "total(completion_tokens) FROM results"
-        )
-        figures = map(int, found.fetchone())
-        return Totals(self.count("results"), self.count("errors"), *figures)
+        return sum(known.place(kind) is not None for known in self._rows.values())
 
     # Lines
 
-    def lines(self, kind: Kind, *, in_input_order: bool) -> Iterator[bytes]:
-        """The output lines of all results, or of all errors.
+    def _in_order(self, kind: Kind) -> list[Known]:
+        """The rows with a line in a file, as they ended."""
+        kept = (known for known in self._rows.values() if known.place(kind) is not None)
+        return sorted(kept, key=lambda known: known.place(kind) or 0)
+
+    def rewrite(self, *, in_input_order: bool) -> None:
+        """Drop lines that were replaced, and order the others. Nothing is recorded after that."""
+        for kind, path in self._paths.items():
+            kept = self._in_order(kind)
+            if in_input_order:
+                kept.sort(key=_line_in_input)
+            if in_input_order or len(kept) != self._lines[kind]:
+                with path.open("rb") as stream, replacing(path) as draft:
+                    for known in kept:
+                        stream.seek(known.place(kind) or 0)
+                        draft.write(stream.readline())
+
+    def rows(self, *, in_input_order: bool) -> Iterator[tuple[Known, list[dict[str, Any]]]]:
+        """Each row with its output lines, the result before the error.
 
         Args:
-            in_input_order: rows that the input has not shown come last; else as they ended.
-        """
-        order = f"{kind}.rowid"
-        if in_input_order:
-            order = f"seen.line IS NULL, coalesce(seen.line, at), {order}"
-        with self._errors():
-            # Only numbers are sorted.
-            for (rowid,) in self._database.execute(
-                f"SELECT {kind}.rowid FROM {kind} LEFT JOIN seen USING (key) ORDER BY {order}"
-            ):
-                yield self._line(kind, rowid)
+            in_input_order: rows that the input has not shown come last; else as they ended, those
+                without a result last.
 
-    def rows(self, *, in_input_order: bool) -> Iterator[Stored]:
-        """Each row once, as in `lines`; in the order of ends, rows without a result come last."""
-        order = "result IS NULL, result, error"
+        Raises, while iterating:
+            InvalidRequest: if something else has changed a line.
+        """
+        failed = (known for known in self._in_order("errors") if known.done is None)
+        kept = [*self._in_order("results"), *failed]
         if in_input_order:
-            order = f"line IS NULL, coalesce(line, at), {order}"
-        with self._errors():
-            for line, current, result, error in self._database.execute(
-                f"SELECT line, current, result, error FROM ({_ROWS}) ORDER BY {order}"
-            ):
-                yield Stored(
-                    line,
-                    bool(current),
-                    result and self._line("results", result),
-                    error and self._line("errors", error),
+            kept.sort(key=_line_in_input)
+        with contextlib.ExitStack() as stack:
+            files = {
+                kind: stack.enter_context(path.open("rb")) for kind, path in self._paths.items()
+            }
+            for known in kept:
+                yield (
+                    known,
+                    [
+                        self._document(kind, stream, at)
+                        for kind, stream in files.items()
+                        if (at := known.place(kind)) is not None
+                    ],
                 )
 
-    def _line(self, kind: Kind, rowid: int) -> bytes:
-        found = self._run(f"SELECT line FROM {kind} WHERE rowid = ?", (rowid,))
-        return zlib.decompress(found.fetchone()[0])
-
-    # SQLite
-
-    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        with self._errors():
-            return self._database.execute(statement, values)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._run("BEGIN IMMEDIATE")
+    def _document(self, kind: Kind, stream: IO[bytes], at: int) -> dict[str, Any]:
+        stream.seek(at)
         try:
-            yield
-            self._run("COMMIT")
-        finally:
-            if self._database.in_transaction:
-                self._run("ROLLBACK")
+            document: dict[str, Any] = json.loads(stream.readline())
+        except ValueError:
+            raise _of_something_else(self._paths[kind], f"the line at byte {at}") from None
+        return document
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            name = getattr(error, "sqlite_errorname", "")
-            if name.startswith("SQLITE_BUSY"):
-                raise InvalidRequest(
-                    None,
-                    f"{self.path}: another command is writing it",
-                    "wait for its end, or end it",
-                ) from None
-            if name == "SQLITE_NOTADB":
-                raise self._of_another_version() from None
-            where = self.path or "the index of rows, in the folder of temporary files (TMPDIR)"
-            raise OSError(errno.EIO, str(error), str(where)) from error
 
-    def _of_another_version(self) -> InvalidRequest:
-        return InvalidRequest(
-            None,
-            f"{self.path}: another version of omlx-submit wrote it",
-            "use that version, or run with another output",
-        )
+def run_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.run")
+
+
+def errors_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.errors.jsonl")
+
+
+def is_table(output: Path) -> bool:
+    """Whether an output is made at the end, from a JSONL beside it."""
+    return output.suffix.lower() in {".csv", ".parquet", ".npy"}
+
+
+def results_path(output: Path) -> Path:
+    """The JSONL file of results: the output itself, or a file beside a table."""
+    return output.with_name(f"{output.name}.jsonl") if is_table(output) else output
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(6)
 
 
 def read_settings(output: Path) -> Any:
     """The options of the run that wrote an output; None if no run did.
 
     Raises:
-        InvalidRequest: see `Store`.
+        InvalidRequest: if another version wrote them.
     """
-    if not run_path(output).exists():
-        return None
-    with contextlib.closing(Store(run_path(output))) as store:
-        return store.settings
+    path = run_path(output)
+    found = _read_record(path)[0] if path.exists() else None
+    return found and found["settings"]
 
 
-def _packed(key: str) -> bytes:
-    """A key as SQLite takes it, lone surrogates included."""
-    return key.encode(errors="surrogatepass")
+def _lock(record: FileIO, path: Path) -> None:
+    try:
+        with naming(path):
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidRequest(
+            None, f"{path}: another command is writing it", "wait for its end, or end it"
+        ) from None
+    if os.fstat(record.fileno()).st_nlink > 1:
+        # A copy that a backup made would get the options of other runs.
+        raise InvalidRequest(
+            None,
+            f"{path}: has other names, as hard links",
+            "copy it, and give the copy this name",
+        )
+
+
+def _read_record(path: Path) -> tuple[Any, int]:
+    """The last record of a run, None without one, and where its line ends.
+
+    Raises:
+        InvalidRequest: if another version wrote it.
+    """
+    whole, end, cut = path.read_bytes().rpartition(b"\n")
+    if not end and _RECORD.startswith(cut.strip(b"\0")[: len(_RECORD)]):
+        return None, 0
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        found = json.loads(whole.rpartition(b"\n")[2])
+        if found["version"] == VERSION:
+            return found, len(whole) + 1
+    raise InvalidRequest(
+        None,
+        f"{path}: another version of omlx-submit wrote it",
+        "use that version, or run with another output",
+    )
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a line was not written to its end. A power cut may leave zeros of it."""
+    if line.endswith(b"\n") and b"\0" not in line:
+        return False
+    return _LINE.startswith(line.partition(b"\0")[0][: len(_LINE)])
+
+
+def _read_line(kind: Kind, line: bytes) -> tuple[str, str, str]:
+    """The key, digest and code of a row, from its line. Only those of errors are read whole.
+
+    Raises:
+        ValueError, LookupError, TypeError: if it is of something else.
+    """
+    found = _HEAD.fullmatch(line)
+    if found is None:
+        raise ValueError(line)
+    digest, custom_id = found[1].decode(), json.loads(found[2])
+    if kind == "results":
+        return id_key(custom_id), digest, ""
+    error = json.loads(line)["error"]
+    return line_key(error["line"]) if "line" in error else id_key(custom_id), digest, error["code"]
+
+
+def _of_something_else(path: Path, place: str) -> InvalidRequest:
+    return InvalidRequest(
+        None, f"{path}: {place}: something else wrote it", "remove it, or give another output"
+    )
+
+
+def _line_in_input(known: Known) -> float:
+    return float("inf") if known.line is None else known.line

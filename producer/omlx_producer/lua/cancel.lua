@@ -25,13 +25,7 @@ for i = 3, #ARGV do
     if redis.call('EXISTS', job) == 1 then redis.call('HSET', job, STOP_FIELD, 1) end
   end
 end
-if home then
-  redis.call('XADD', batch_ended_key(run), '*', 'row', '')
-  if not redis.call('ZSCORE', BATCHES_KEY, run) then
-    redis.call('EXPIRE', batch_ended_key(run), KEEP_SECONDS)
-  end
-  return {1, running}
-end
+if home then return {1, running} end
 redis.call('HSET', key, 'left', #running)
 if #running == 0 then end_batch(run, 'cancelled') end
 return {0, running}

@@ -1,5 +1,5 @@
--- Delete a batch with the jobs of its rows. The client of a run may be away: who has cancelled it, and
--- the stream that tells of it, stay until they expire.
+-- Delete a batch with the jobs of its rows. The client of a run may be away: who has cancelled it
+-- stays until it expires.
 --
 -- ARGV[1]    run
 -- ARGV[2..]  queues of its rows
@@ -19,7 +19,7 @@ redis.call('ZREM', BATCHES_ENDED_KEY, run)
 redis.call('UNLINK', batch_rows_key(run), batch_results_key(run))
 local key = batch_key(run)
 local home, by = unpack(redis.call('HMGET', key, 'home', 'cancelled_by'))
-if not (home and by) then return redis.call('UNLINK', key, batch_ended_key(run)) end
+if not (home and by) then return redis.call('UNLINK', key) end
 let_expire(run)
 for _, field in ipairs(redis.call('HKEYS', key)) do
   if field ~= 'cancelled_by' then redis.call('HDEL', key, field) end

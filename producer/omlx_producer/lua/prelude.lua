@@ -172,7 +172,7 @@ local function drop_waiting(run, queues)
 end
 
 local function batch_parts(run)
-  return {batch_key(run), batch_rows_key(run), batch_results_key(run), batch_ended_key(run)}
+  return {batch_key(run), batch_rows_key(run), batch_results_key(run)}
 end
 
 -- Start the time after which a batch without rows left expires.
@@ -204,7 +204,6 @@ local function settle_row(queue, run, row, line, counts)
   end
   redis.call('HDEL', running, row)
   local home = redis.call('HGET', key, 'home')
-  if home then redis.call('XADD', batch_ended_key(run), '*', 'row', row) end
   if redis.call('HINCRBY', key, 'left', -1) > 0 then return end
   if home then return let_expire(run) end
   local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled'

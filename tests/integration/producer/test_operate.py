@@ -190,12 +190,9 @@ def test_the_batch_of_a_run_is_listed_and_deleted_like_others(
     assert connection.keys("omlx:batch*") == []
 
 
-@pytest.mark.parametrize("notice", ["read", "lost"])
 def test_a_run_whose_batch_is_deleted_ends_as_cancelled(
     connection: redis.Redis,
     run: Run,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    notice: str,
 ) -> None:
     wanted, sink = rows(3), Kept()
     collector = Collector(connection, RUN, wanted, sink)
@@ -203,9 +200,6 @@ def test_a_run_whose_batch_is_deleted_ends_as_cancelled(
     claim(table(connection))
     batch = Batch.of_run(connection, RUN)
     assert run("delete", batch.id).exit_code == 0
-    if notice == "lost":
-        connection.delete(batch.ended_key)
-        monkeypatch.setattr("omlx_producer.bulk.collector.RECONCILE_SECONDS", 0)
     collector.turn(0)
     assert "@" in collector.cancelled
     assert (collector.busy, collector.waited, sink.results) == (False, wanted, [])

@@ -15,7 +15,7 @@ import redis
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import Batch, BatchState, is_batch_id
 from omlx_producer.bulk.row import BadRow
-from omlx_producer.bulk.store import Store, run_path
+from omlx_producer.bulk.store import Store
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from tests.helpers.bulk_rows import batch_of, rows
@@ -294,7 +294,7 @@ def test_the_results_of_a_run_are_in_the_output_of_its_command(
     source, output = write_rows(tmp_path / "rows.jsonl", 3), tmp_path / "out.jsonl"
     with running_worker(redis_url):
         assert run("run", str(source), "-o", str(output)).exit_code == 0
-    with contextlib.closing(Store(run_path(output))) as store:
+    with contextlib.closing(Store(output)) as store:
         batch = Batch.of_run(connection, store.run)
     told = run("results", batch.id, *args)
     assert (told.exit_code, told.stdout) == (2, "")
@@ -305,9 +305,9 @@ def test_results_replace_no_output_of_a_run(
     connection: redis.Redis, run: Run, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    kept = write_rows(output, 1).read_text()
-    with contextlib.closing(Store(run_path(output))):
+    with contextlib.closing(Store(output)):
         pass
+    kept = write_rows(output, 1).read_text()
     done = run("results", batch_of(connection, 1).id, "--partial", "-o", str(output))
     assert done.exit_code == 2
     assert f"--output: {output} belongs to an omlx-submit run; give another" in done.stderr

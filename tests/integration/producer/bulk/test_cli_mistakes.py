@@ -200,7 +200,7 @@ def test_a_file_that_can_not_be_read_is_named(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "out.jsonl.run"
     folder.mkdir()
     code, said = told(run, "retry", str(tmp_path / "out.jsonl"))
-    assert (code, said) == (1, f"omlx-submit: {folder}: unable to open database file")
+    assert (code, said) == (1, f"omlx-submit: {folder}: Is a directory")
 
 
 @pytest.mark.parametrize(

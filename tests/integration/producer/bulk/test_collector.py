@@ -211,19 +211,6 @@ def test_the_rows_that_are_done_or_edited_are_swept_away(
     assert rows_in_redis(connection) == connection.hlen(f"omlx:batch:{RUN}:results") == 0
 
 
-def test_what_tells_of_results_that_were_taken_is_swept_away(connection: redis.Redis) -> None:
-    batch = Batch.of_run(connection, RUN)
-    Collector(connection, RUN, rows(1), Kept()).turn(0.01)
-    leases = table(connection)
-    (job,) = claim(leases)
-    commit(leases, job, done(job.id))
-    batch.acknowledge([rows(1)[0].digest])
-    again = Collector(connection, RUN, rows(0), Kept())
-    finish(again)
-    again.sweep()
-    assert connection.xlen(batch.ended_key) == 0
-
-
 def test_an_abandoned_run_takes_its_rows_out_whatever_it_did_a_moment_before(
     connection: redis.Redis,
 ) -> None:
@@ -249,7 +236,6 @@ def test_a_run_whose_last_rows_are_withdrawn_leaves_nothing_for_ever(
     again.sweep()
     assert {key: connection.ttl(key) > 0 for key in keys_of_run(connection)} == {
         f"omlx:batch:{RUN}": True,
-        f"omlx:batch:{RUN}:ended": True,
     }
 
 
@@ -281,7 +267,7 @@ def test_a_cancelled_row_is_a_result(redis_url: str, connection: redis.Redis, wh
     assert set(codes.values()) == {""}
 
 
-@pytest.mark.parametrize("lost", ["everything", "row", "hint"])
+@pytest.mark.parametrize("lost", ["everything", "row"])
 def test_what_a_server_has_lost_is_uploaded_or_found_again(
     redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
@@ -294,9 +280,6 @@ def test_what_a_server_has_lost_is_uploaded_or_found_again(
     elif lost == "row":
         connection.lpop(f"omlx:batch:{RUN}:waiting:{QUEUE}")
         connection.srem(f"omlx:batch:{RUN}:rows", *(row.digest for row in wanted))
-    else:
-        run_burst(redis_url)
-        connection.delete(f"omlx:batch:{RUN}:ended")
     with running_worker(redis_url):
         finish(collector)
     assert set(sink.names) == set(names(wanted))
@@ -428,7 +411,7 @@ def test_no_row_enters_a_batch_that_is_cancelled(connection: redis.Redis) -> Non
     assert batch.cancel()
     batch.enter(rows(3))
     assert rows_in_redis(connection) == 0
-    assert batch.open_run("bulk", 60, again=True) == batch.cancelled_by() != ""
+    assert batch.open_run("bulk", 60, again=True) == batch.ended()[1] != ""
     batch.open_run("bulk", 60)
     batch.enter(rows(3))
     assert rows_in_redis(connection) == 3

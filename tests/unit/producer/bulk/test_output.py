@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import resource
 import stat
 import sys
 from collections.abc import Callable
@@ -22,16 +23,13 @@ from omlx_producer.bulk import output as output_module
 from omlx_producer.bulk import store as store_module
 from omlx_producer.bulk.durable import replacing
 from omlx_producer.bulk.output import (
-    LinesFile,
     Output,
-    errors_path,
     real_path,
     require_output,
     require_run_output,
-    results_path,
 )
 from omlx_producer.bulk.row import BadRow, Row, RowResult, read_line, write_line
-from omlx_producer.bulk.store import Store, read_settings, run_path
+from omlx_producer.bulk.store import Store, errors_path, read_settings, run_path
 from tests.helpers.bulk_runs import errors, ids, lines
 from tests.helpers.row_results import bad, body, failed, ok, row, write
 
@@ -54,12 +52,13 @@ def test_earlier_results_are_known_again(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     write(out, ok("a"), failed("b"), bad(3)).close()
     store = write(out)
-    rows = [each.row for each in (ok("a"), failed("b"), bad(3), ok("c"))]
-    assert [store.see(each) for each in rows if isinstance(each, Row | BadRow)] == [
-        (row("a").digest, None, "", None),
-        (None, row("b").digest, "failed", None),
-        (None, bad(3).row.digest, "unparsable", None),
-        (None, None, "", None),
+    rows = [each.row for each in (ok("a"), failed("b"), bad(3), ok("c"), ok("a", prompt="edited"))]
+    known = [store.see(each) for each in rows if isinstance(each, Row | BadRow)]
+    assert [(each.is_done, each.failure and each.failure.code) for each in known[:4]] == [
+        (True, None),
+        (False, "failed"),
+        (False, "unparsable"),
+        (False, None),
     ]
     store.close()
 
@@ -112,7 +111,7 @@ def test_ordered_is_the_order_of_the_input_and_strangers_come_last(tmp_path: Pat
 def test_a_custom_id_may_be_any_text(tmp_path: Path) -> None:
     names = ["ünï", "\u2028", '"', "x" * 512, "\ud800"]
     with contextlib.closing(write(tmp_path / "out.jsonl", *map(ok, names))) as store:
-        assert [store.see(row(name)).done for name in names] == [row(name).digest for name in names]
+        assert all(store.see(row(name)).is_done for name in names)
     assert ids(tmp_path / "out.jsonl") == names
 
 
@@ -197,7 +196,7 @@ def test_a_record_of_a_run_has_one_name(tmp_path: Path) -> None:
     os.link(run_path(out), tmp_path / "other.jsonl.run")
     for output in (out, tmp_path / "other.jsonl"):
         with pytest.raises(InvalidRequest, match=r"run: has other names, as hard links; copy it"):
-            Store(run_path(output))
+            Store(output)
 
 
 def test_a_link_has_the_files_beside_what_it_names(tmp_path: Path) -> None:
@@ -223,13 +222,6 @@ def test_failures_are_counted_by_code(tmp_path: Path) -> None:
     for results in ([ok("a"), failed("b"), refused, bad(4)], []):
         with contextlib.closing(write(out, *results)) as store:
             assert store.failures() == expected
-
-
-def test_the_figures_of_an_output_are_those_of_all_its_runs(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    write(out, ok("a"), ok("b", ends=["length"]), failed("c")).close()
-    with contextlib.closing(write(out, ok("d"))) as store:
-        assert store.totals() == (3, 1, 1, 0, 3, 6)
 
 
 def test_a_worker_s_line_is_written_as_it_came(tmp_path: Path) -> None:
@@ -268,9 +260,8 @@ def test_an_output_has_one_writer(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with Output.open(out) as first:
         first.store.remember({"input": "x"})
-        for again in (lambda: Output.open(out).__enter__(), lambda: read_settings(out)):
-            with pytest.raises(InvalidRequest, match="run: another command is writing it; wait"):
-                again()
+        with pytest.raises(InvalidRequest, match="run: another command is writing it; wait"):
+            Output.open(out).__enter__()
     with Output.open(out) as second:
         assert second.store.run == first.store.run
     assert read_settings(out) == {"input": "x"}
@@ -280,44 +271,12 @@ def test_an_output_has_one_writer(tmp_path: Path) -> None:
 def test_what_another_version_wrote_is_told(tmp_path: Path) -> None:
     of_json, newer = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     run_path(of_json).write_text('{"run": "0123456789ab", "settings": null}\n' * 20)
-    write(newer).close()
-    with contextlib.closing(Store(run_path(newer))) as store:
-        store._run("PRAGMA user_version = 99")
+    run_path(newer).write_text('{"version": 99, "run": "0123456789ab", "settings": null}\n')
     for out in (of_json, newer):
         with pytest.raises(
             InvalidRequest, match="run: another version of omlx-submit wrote it; us"
         ):
             Output.open(out).__enter__()
-
-
-@pytest.mark.parametrize("changed", ["kept\n", "kept" * 999])
-def test_an_output_that_something_else_has_changed_is_kept_as_a_copy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str
-) -> None:
-    out = tmp_path / "out.jsonl"
-    write(out, ok("a"), ok("b"), failed("c")).close()
-    out.write_text(changed)
-    write(out, ok("d"), finish=True).close()
-    assert ids(out) == ["a", "b", "d"]
-    assert (tmp_path / "out.jsonl.1").read_text() == changed
-    assert capsys.readouterr().err == (
-        f"{out}: something else has changed it; its copy is {out}.1\n"
-    )
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
-def test_an_output_that_is_gone_is_written_again(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / name
-    write(out, ok("a"), failed("b")).close()
-    results = results_path(out)
-    results.unlink()
-    write(out).close()
-    assert ids(results) == ["a"]
-    assert f"{results}: written again, for its lines are in {out}.run; to start" in (
-        capsys.readouterr().err
-    )
 
 
 def in_child(work: Callable[[], object]) -> int:
@@ -331,12 +290,10 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 STEPS = [
-    pytest.param(store_module, "write_line", id="in the transaction"),
-    pytest.param(LinesFile, "append", id="before the lines"),
+    pytest.param(store_module, "write_line", id="before the lines"),
+    pytest.param(store_module, "append", id="between the files"),
+    pytest.param(durable, "sync_file", id="behind the lines"),
     pytest.param(output_module, "write_table", id="before the table"),
-    pytest.param(Store, "_run", id="at any statement", marks=pytest.mark.slow),
-    pytest.param(output_module, "sync_file", id="at the end", marks=pytest.mark.slow),
-    pytest.param(durable, "sync_file", id="in a draft", marks=pytest.mark.slow),
     pytest.param(durable, "sync_folder", id="behind a draft", marks=pytest.mark.slow),
 ]
 
@@ -355,7 +312,7 @@ def test_a_run_killed_anywhere_has_each_row_once_in_the_end(
             for each in rows:
                 assert isinstance(each.row, Row)
                 known = output.store.see(each.row)
-                if each.row.digest not in (known.done, known.failed):
+                if not (known.is_done or known.has_failed):
                     new.append(each)
             output.commit(new)
             output.finish(ordered=True)
@@ -392,35 +349,77 @@ def test_a_run_killed_anywhere_has_each_row_once_in_the_end(
     assert at > 1
 
 
-def test_a_full_disk_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_kill_left_of_a_line_goes_with_the_next_run(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
+    write(out, ok("a"), failed("b"), ok("c"), failed("d")).close()
+    for path in (out, errors_path(out)):
+        whole = path.read_bytes()
+        last = whole.splitlines(keepends=True)[-1]
+        for left in (1, len(last) // 2, len(last) - 1):
+            for zeros in (0, 1, 4096):
+                path.write_bytes(whole[:-left] + zeros * b"\0" + zeros * b"\n")
+                with contextlib.closing(Store(out)) as store:
+                    known = [store.see(row(name)) for name in "abcd"]
+                done = [each.is_done or each.has_failed for each in known]
+                assert done.index(False) == (2 if path == out else 3)
+                assert done.count(False) == 1
+                assert path.read_bytes() == whole[: -len(last)]
+        path.write_bytes(whole)
 
-    class Full:
-        """A file on a disk that is full."""
 
-        def __init__(self, stream: Any) -> None:
-            self._stream = stream
+@pytest.mark.parametrize(
+    "theirs", ["nonsense\n", "no line end", '{"id": "batch_req_5", "custom_id": "a"}\n']
+)
+def test_a_line_of_something_else_is_told_and_stays(tmp_path: Path, theirs: str) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a"), failed("b")).close()
+    for path, line in ((out, 2), (errors_path(out), 2)):
+        whole = path.read_text()
+        path.write_text(whole + theirs)
+        told = f"{path.name}: line {line}: something else wrote it; remove it, or give another outp"
+        with pytest.raises(InvalidRequest, match=told):
+            Store(out)
+        assert path.read_text() == whole + theirs
+        path.write_text(whole)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._stream, name)
 
-        def flush(self) -> None:
-            self._stream.seek(0, os.SEEK_END)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_line_that_is_no_json_any_more_is_told_where_a_table_needs_it(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    write(out, ok("a")).close()
+    results = tmp_path / "out.csv.jsonl"
+    results.write_bytes(results.read_bytes().replace(b'"error"', b"error"))
+    with pytest.raises(InvalidRequest, match=r"csv.jsonl: the line at byte 0: something else wro"):
+        write(out, finish=True)
 
-    def run() -> None:
+
+def test_a_disk_that_is_full_at_any_byte_loses_no_line(tmp_path: Path) -> None:
+    results = [ok("a", 1), failed("b", 2), ok("c", 3), failed("d", 4)]
+
+    def command(out: Path, room: int | None) -> None:
+        """Run the rows that have not run. Files may have this many bytes."""
         with Output.open(out) as output:
-            output.commit([ok("a")])
-            results = output._files["results"]
-            results._stream = Full(results._stream)  # type: ignore[assignment]
-            output.commit([ok("b")])
+            known = [(each, output.store.see(each.row)) for each in results]
+            if room is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+            try:
+                output.store.remember({"input": "x"})
+                output.commit([each for each, has in known if not (has.is_done or has.has_failed)])
+            except OSError as error:
+                os._exit(28 if str(error.filename).startswith(str(out)) else 1)
+            if room is None:
+                output.finish(ordered=True)
 
-    with pytest.raises(OSError, match="No space left") as caught:
-        run()
-    assert caught.value.filename == str(out)
-    # Its lock is gone with it.
-    write(out, ok("c")).close()
-    assert ids(out) == ["a", "b", "c"]
+    rooms = [0, 30, 100, *range(240, 1000, 60)]
+    ends = []
+    for room in rooms:
+        out = tmp_path / str(room) / "out.jsonl"
+        out.parent.mkdir()
+        ends.append(in_child(partial(command, out, room)))
+        assert not any(path.read_bytes()[-1:] not in (b"", b"\n") for path in out.parent.iterdir())
+        assert in_child(partial(command, out, None)) == 0
+        assert (ids(out), ids(errors_path(out))) == (["a", "c"], ["b", "d"])
+    assert ends == [*(28 for end in ends if end), *(0 for end in ends if not end)]
+    assert len(set(ends)) == 2
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_the_files_as_they_are(
@@ -431,36 +430,12 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_files_as_they_are(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write(out, ok("b", 2)).close()
+    write(out, ok("b", 2), ok("a", 1)).close()
     with monkeypatch.context() as patch:
         patch.setattr(durable, "sync_file", full)
         with pytest.raises(OSError, match="No space left") as caught:
-            write(out, ok("a", 1), finish=True, ordered=True)
+            write(out, finish=True, ordered=True)
     assert caught.value.filename == str(out)
     assert ids(out) == ["b", "a"]
-    write(out, finish=True, ordered=True).close()
+    write(out, ok("a", 1), ok("b", 2), finish=True, ordered=True).close()
     assert ids(out) == ["a", "b"]
-
-
-def test_a_full_disk_takes_no_part_of_a_transaction(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    write(out, ok("a")).close()
-
-    def run() -> None:
-        with Output.open(out) as output:
-            output.store._run("PRAGMA max_page_count = 10")
-            output.commit([ok(f"b{n}") for n in range(1000)])
-
-    with pytest.raises(OSError, match="full") as caught:
-        run()
-    assert caught.value.filename == f"{out}.run"
-    write(out, ok("c")).close()
-    assert ids(out) == ["a", "c"]
-
-
-def test_a_full_folder_of_temporary_files_is_an_error_of_a_file() -> None:
-    with contextlib.closing(Store()) as store:
-        store._run("PRAGMA temp.max_page_count = 10")
-        with pytest.raises(OSError, match="full") as caught:
-            [store.see(row(f"row {number}")) for number in range(1000)]
-        assert "TMPDIR" in caught.value.filename
