@@ -18,6 +18,7 @@ import contextlib
 import getpass
 import itertools
 import json
+import math
 import os
 import re
 import socket
@@ -344,7 +345,8 @@ class Batch:
         while True:
             with self.connection.pipeline() as pipe, contextlib.suppress(WatchError):
                 pipe.watch(self.key)  # type: ignore[no-untyped-call]
-                found: Any = pipe.hmget(self.key, "created_at", "state", "rows", WIRE_FIELD)
+                fields = ("created_at", "state", "rows", WIRE_FIELD, "window")
+                found: Any = pipe.hmget(self.key, *fields)
                 self._require_uploaded(found[1] if found[0] == created_at.encode() else None)
                 if int(found[2] or 0) == end:
                     return end
@@ -357,8 +359,10 @@ class Batch:
                     else:
                         queue = queue_name(row.request.model, priority)
                         pipe.rpush(self.waiting_key(queue), _packed(str(number), row, now))
-                version = max(read_version(found[3]), _version_of(row for _, row in entries))
-                pipe.hset(self.key, WIRE_FIELD, version)
+                uploaded = [row for _, row in entries]
+                version = max(read_version(found[3]), _version_of(uploaded))
+                window = _window(found[4], uploaded)
+                pipe.hset(self.key, mapping={WIRE_FIELD: version, "window": window})
                 pipe.hset(self.key, mapping={"rows": end, "queues": " ".join(queues)})
                 self._expire(pipe, queues)
                 pipe.execute()
@@ -391,7 +395,7 @@ class Batch:
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Upload rows of a run. Those that the batch knows already are left as they are."""
-        stored: Any = self.connection.hmget(self.key, "priority", "queues")
+        stored: Any = self.connection.hmget(self.key, "priority", "queues", "window")
         priority: Any = str_if_bytes(stored[0] or "bulk")
         queues = dict.fromkeys(str_if_bytes(stored[1] or "").split())
         now, args, asked = server_time(self.connection), list[Any](), set[str]()
@@ -400,7 +404,8 @@ class Batch:
             queues[queue] = None
             asked.add(queue)
             args += [queue, row.digest, _packed(row.digest, row, now)]
-        if self._script("enter", " ".join(queues), _version_of(rows), *args):
+        of_rows = _window(stored[2], rows), _version_of(rows)
+        if self._script("enter", " ".join(queues), *of_rows, *args):
             self._ring(asked, len(rows))
 
     def end_run(self) -> None:
@@ -588,6 +593,16 @@ def _in_chunks(rows: Iterable[Row | BadRow]) -> Iterator[list[tuple[int, Row | B
 def _version_of(rows: Iterable[Row | BadRow]) -> int:
     """The latest wire version of rows."""
     return max((row.request.wire_version for row in rows if isinstance(row, Row)), default=1)
+
+
+def _window(stored: bytes | None, rows: Iterable[Row | BadRow]) -> float:
+    """The seconds after which all rows of a batch have expired; infinite if some never do.
+
+    Args:
+        stored: those of the rows that it has.
+    """
+    windows = [row.request.window_seconds for row in rows if isinstance(row, Row)]
+    return max(float(stored or 0), *(math.inf if each is None else each for each in windows), 0)
 
 
 def _packed(name: str, row: Row, now: float) -> bytes:

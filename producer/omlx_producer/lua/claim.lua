@@ -145,11 +145,8 @@ end
 
 -- Fail an entry that is no row: somebody has written it by hand.
 local function drop_row(queue, run, entry)
-  local name = string.match(entry, '^[%w-]*')
-  redis.call('HSET', batch_running_key(run, queue), name, entry)
-  redis.call('LPOP', batch_waiting_key(run, queue))
-  fail_row(queue, run, name, string.rep('0', 24), 'null', 'unparsable',
-    'Redis holds no row there; submit it again')
+  fail_first(queue, run, entry, string.match(entry, '^[%w-]*'), string.rep('0', 24), 'null',
+    'unparsable', 'Redis holds no row there; submit it again')
 end
 
 -- Make a job of a waiting row, and start it.

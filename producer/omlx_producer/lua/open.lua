@@ -9,7 +9,8 @@
 -- Returns the state of the batch; false if it has expired, or was replaced.
 
 local run, key = ARGV[1], batch_key(ARGV[1])
-local created, state, queues = unpack(redis.call('HMGET', key, 'created_at', 'state', 'queues'))
+local created, state, queues, window = unpack(
+  redis.call('HMGET', key, 'created_at', 'state', 'queues', 'window'))
 if created ~= ARGV[2] then return false end
 if state ~= 'uploading' then return state end
 local time, waiting = number(now()), 0
@@ -30,6 +31,7 @@ redis.call('HSET', key, 'state', 'open')
 redis.call('PERSIST', key)
 redis.call('PERSIST', batch_results_key(run))
 redis.call('ZADD', BATCHES_KEY, time, run)
+expire_after(tonumber(created), window, run)
 for i = 5, #ARGV do
   redis.call('PERSIST', batch_waiting_key(run, ARGV[i]))
   put_behind(ARGV[i], run, 'CH')

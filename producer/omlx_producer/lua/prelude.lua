@@ -211,11 +211,27 @@ local function settle_row(queue, run, row, line, counts)
   end_batch(run, state)
 end
 
--- Settle a row that has no result.
+-- Look for rows that have waited longer than the window of their batch, once its first row has.
+--
+-- window   seconds, the longest of its rows; 'inf' if one of them has none
+local function expire_after(time, window, run)
+  if (window or 'inf') ~= 'inf' then
+    redis.call('ZADD', EXPIRING_KEY, 'NX', number(time + window), 'batch:' .. run)
+  end
+end
+
+-- Settle a running row that has no result.
 --
 -- custom_id   and message: for JSON; the first as JSON, the second without quotes
 local function fail_row(queue, run, row, digest, custom_id, code, message)
   local line = '{"id": "batch_req_' .. digest .. '", "custom_id": ' .. custom_id
     .. ', "response": null, "error": {"code": "' .. code .. '", "message": "' .. message .. '"}}\n'
   settle_row(queue, run, row, line, 'failed:' .. code .. '=1')
+end
+
+-- The same with the first row that waits.
+local function fail_first(queue, run, entry, row, ...)
+  redis.call('HSET', batch_running_key(run, queue), row, entry)
+  redis.call('LPOP', batch_waiting_key(run, queue))
+  fail_row(queue, run, row, ...)
 end

@@ -24,7 +24,10 @@ from omlx_gateway.keys import KeyFile, add_key
 from omlx_gateway.limits import Limits
 from omlx_producer import Producer
 from omlx_producer.bulk import batch as queue_batch
+from omlx_producer.wire import queue_name
 from omlx_producer.wire.keys import FILES_KEY, HTTP_BATCHES_KEY
+from omlx_worker.queue.lease import LeaseTable
+from omlx_worker.queue.upkeep import Upkeep
 from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for
@@ -274,6 +277,20 @@ def test_rows_that_wait_too_long_expire_into_the_error_file(client: OpenAI) -> N
     assert [each["custom_id"] for each in errors] == ["a", "b"]
     assert {each["error"]["code"] for each in errors} == {"expired"}
     assert [each["custom_id"] for each in content(client, expired.output_file_id)] == ["c"]
+
+
+@pytest.mark.usefixtures("known_model")
+def test_a_batch_that_nobody_serves_ends_with_its_window(client: OpenAI, connection: Redis) -> None:
+    batch = begin(client, line("a"), line("b"), window="0.000001s")
+    elsewhere = Upkeep(LeaseTable(connection, "elsewhere", [queue_name("another", "default")]))
+    assert sum(elsewhere.expire()) == 2
+    expired = client.batches.retrieve(batch.id)
+    assert expired.status == "expired"
+    errors = content(client, expired.error_file_id)
+    assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
+        ("a", "expired"),
+        ("b", "expired"),
+    ]
 
 
 @pytest.mark.usefixtures("worker")

@@ -14,9 +14,10 @@ from rq.utils import now
 from omlx_producer import JobFailed, Producer
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.wire import queue_name
+from omlx_producer.wire.keys import EXPIRING_KEY
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
-from tests.helpers.bulk_rows import rows
+from tests.helpers.bulk_rows import batch_of, rows
 from tests.helpers.leases import claim, commit, done, table
 from tests.helpers.server_time import forward
 from tests.helpers.workers import ALIAS, fetch, run_burst, running_worker, status, wait_for
@@ -158,6 +159,45 @@ def test_a_batch_with_rows_that_came_too_late_has_expired(
     assert (state.state, state.ok, state.failures) == ("expired", 3, {"expired": 2})
     errors = [json.loads(line)["error"] for line in batch.results(state)]
     assert [error["code"] for error in errors if error] == ["expired"] * 2
+
+
+def test_rows_that_nobody_serves_expire(connection: Redis) -> None:
+    batch = batch_of(connection, 150, completion_window="1h")
+    assert expire_due(connection) == 0
+    forward(connection, 3601)
+    assert expire_due(connection) == 150
+    state = batch.read()
+    assert (state.state, state.left, state.failures) == ("expired", 0, {"expired": 150})
+    ended = [json.loads(line) for line in batch.results(state)]
+    assert [line["custom_id"] for line in ended] == [row.custom_id for row in rows(150)]
+    assert ended[0]["error"]["message"].startswith(EXPIRED)
+    forward(connection, 11)
+    assert (expire_due(connection), connection.zcard(EXPIRING_KEY)) == (0, 0)
+
+
+@pytest.mark.parametrize("window", ["24h", None])
+def test_rows_wait_for_the_longest_window_of_their_batch(
+    redis_url: str, connection: Redis, window: str | None
+) -> None:
+    batch = Batch.create(connection)
+    batch.upload([*rows(2, completion_window="0.000001s"), *rows(1, 2, completion_window=window)])
+    forward(connection, 3601)
+    assert expire_due(connection) == 0
+    run_burst(redis_url)
+    assert (batch.read().ok, batch.read().failures) == (1, {"expired": 2})
+
+
+def test_a_row_expires_when_the_lease_of_its_dead_worker_passes(connection: Redis) -> None:
+    batch = batch_of(connection, 2, completion_window="20s")
+    [job] = claim(table(connection))
+    forward(connection, 21)
+    assert expire_due(connection) == 1
+    assert (expire_due(connection), batch.read().left) == (0, 1)
+    forward(connection, 11)
+    assert expire_due(connection) == 1
+    state = batch.read()
+    assert (state.state, state.failures) == ("expired", {"expired": 2})
+    assert connection.exists(f"rq:job:{job.id}") == 0
 
 
 def test_a_worker_of_any_model_expires_jobs_as_it_sweeps(redis_url: str, connection: Redis) -> None:

@@ -177,7 +177,7 @@ def test_a_repeated_commit_of_a_row_is_done_though_its_result_was_taken(connecti
     leases = table(connection)
     (claimed,) = claim(leases)
     assert commit(leases, claimed, done(claimed.id)) is Commit.DONE
-    [name] = batch.stored_results()
+    [name], _ = batch.ended()
     batch.acknowledge([name])
     assert commit(leases, claimed, done(claimed.id)) is Commit.DONE
     assert commit(leases, claimed, failed(claimed.id)) is Commit.LOST

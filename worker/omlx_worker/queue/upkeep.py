@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+from omlx_producer.bulk.row import BatchRow
 from omlx_producer.client.outcome import EXPIRED
 from omlx_producer.lua import load
 from omlx_producer.terminal import counted
@@ -111,28 +112,28 @@ class Upkeep:
             self._clean_at = self._clock() + CLEAN_SECONDS
 
     def expire(self) -> Iterator[int]:
-        """Fail the jobs, of any model, that have waited longer than their completion windows.
+        """Fail the jobs and rows, of any model, that have waited longer than their windows.
 
         Yields:
-            How many jobs each call has ended.
+            How many each call has ended.
         """
         leases, more = self._leases, True
         while more:
             args = [self._name, leases.seconds, GRACE_SECONDS, new_claim_id()]
-            reply = self._expire(args=[*args, MOST_ENTRIES])
-            started, more = reply
+            reply = self._expire(args=[*args, MOST_ENTRIES, str(EXPIRED)])
+            started, failed, more = reply
             endings = []
-            for job_id, execution, queue, tokens in started:
+            for job_id, execution, queue, tokens, row in started:
                 event = EndEvent.of(job_id.decode(), tokens, EXPIRED)
-                claim = Claim(
-                    event.job_id, execution.decode(), queue.decode(), 0.0, tokens, b"", None
-                )
+                lease = (event.job_id, execution.decode(), queue.decode())
+                of_batch = BatchRow.of_field(row) if row else None
+                claim = Claim(*lease, 0.0, tokens, b"", None, row=of_batch)
                 endings.append((claim, Ending(event)))
             if endings:
                 leases.commit(endings)
                 # One that somebody requeues runs.
                 leases.connection.zrem(EXPIRING_KEY, *(claim.id for claim, _ in endings))
-            yield len(endings)
+            yield len(endings) + failed
 
     def _sweep_queue(self, queue: str) -> Iterator[list[str]]:
         left, looked = 0, MOST_ENTRIES
