@@ -11,9 +11,8 @@ from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import fetch_job
 from omlx_producer.errors import InvalidRequest, ModelNotFound
 from omlx_producer.figures import queued_models, read_figures
-from omlx_producer.lua import load
 from omlx_producer.wire import events_key, wake_channel
-from omlx_producer.wire.keys import PAUSED_KEY, batch_key, batch_rows_key
+from omlx_producer.wire.keys import PAUSED_KEY, batch_key
 
 # A wake-up for this many jobs makes every worker look.
 EVERYBODY = 10**6
@@ -31,7 +30,7 @@ def find_batches(connection: redis.Redis) -> list[BatchState]:
 def batch_bytes(connection: redis.Redis, state: BatchState) -> int:
     """The bytes that a batch takes in Redis, about."""
     batch = Batch(connection, state.id)
-    keys = [batch.key, batch.results_key, batch_rows_key(batch.run)]
+    keys = [batch.key, batch.results_key]
     for queue in state.queues:
         keys += [batch.waiting_key(queue), batch.running_key(queue)]
     with connection.pipeline(transaction=False) as pipe:
@@ -123,4 +122,4 @@ def _delete_batch(batch: Batch) -> None:
     state = batch.read(broken=True)
     # Its running rows stop at once, not when their worker renews its leases.
     batch.cancel()
-    load(batch.connection, "delete")(args=[batch.run, *state.queues])
+    batch.delete(state.queues, tell=True)

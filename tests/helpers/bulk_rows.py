@@ -8,12 +8,12 @@ from typing import Any
 
 import redis
 
-from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.batch import Batch, run_batches
 from omlx_producer.bulk.row import Row, RowResult, digest_of
 from omlx_producer.wire import GenerationRequest
 from tests.helpers.workers import ALIAS
 
-RUN = "0123456789ab"
+RUN = "01234567"
 QUEUE = f"omlx:{ALIAS}:bulk"
 
 
@@ -25,6 +25,26 @@ def rows(count: int, start: int = 0, **fields: Any) -> list[Row]:
         digest = digest_of(f"r{number}", request.to_wire())
         made.append(Row(f"r{number}", number + 1, request, digest))
     return made
+
+
+def batches_of_run(connection: redis.Redis) -> list[Batch]:
+    """The batches of the run, the oldest first."""
+    states = sorted(run_batches(connection, RUN), key=lambda state: state.created_at)
+    return [Batch(connection, state.id) for state in states]
+
+
+def waiting_rows(connection: redis.Redis) -> list[bytes]:
+    """The entries of the run's rows that wait."""
+    keys = [batch.waiting_key(QUEUE) for batch in batches_of_run(connection)]
+    return [entry for key in keys for entry in connection.lrange(key, 0, -1)]
+
+
+def rows_in_redis(connection: redis.Redis) -> int:
+    """How many rows of the run have no result, or one that nobody has taken."""
+    states = run_batches(connection, RUN)
+    return sum(state.left for state in states) + sum(
+        connection.hlen(batch.results_key) for batch in batches_of_run(connection)
+    )
 
 
 @dataclass

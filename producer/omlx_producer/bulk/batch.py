@@ -6,8 +6,7 @@ hash of rows that run. The script that ends the job (commit.lua) writes the row'
 its number, counts it, and closes the batch with its last row. A worker's sweep finds rows whose
 jobs were deleted, or ended by other tools (mend.lua). So a batch needs nothing but workers.
 
-A run's batch (see `omlx_producer.bulk.collector`) differs in two things: its rows come as there is
-room, named by their digests and known in a set; and its results leave as somebody takes them.
+The rows of a run are such batches, one after the other; see `omlx_producer.bulk.collector`.
 
 Of two open batches for one queue, the one that was served, or came, less recently goes first.
 """
@@ -21,6 +20,7 @@ import json
 import math
 import os
 import re
+import secrets
 import socket
 import threading
 import time
@@ -28,7 +28,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, computed_field
@@ -43,7 +43,6 @@ from rq.utils import utcformat
 
 from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult, RowUsage, write_line
-from omlx_producer.bulk.store import new_run_id
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.connection import server_time
 from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
@@ -57,9 +56,10 @@ from omlx_producer.wire import (
     wake_channel,
 )
 from omlx_producer.wire.keys import (
+    BATCHES_ENDED_KEY,
+    BATCHES_KEY,
     batch_key,
     batch_results_key,
-    batch_rows_key,
     batch_running_key,
     batch_waiting_key,
     read_version,
@@ -83,9 +83,8 @@ class BatchState(BaseModel):
     """A batch at one moment.
 
     Attributes:
-        state: uploading, open, cancelling, cancelled, expired or done. A run is done whenever no
-            row of it is in Redis. A batch over HTTP is failed if its input is wrong. A batch in a
-            list is broken if its hash cannot be read.
+        state: uploading, open, cancelling, cancelled, expired or done. A batch over HTTP is failed
+            if its input is wrong. A batch in a list is broken if its hash cannot be read.
         failures: rows without an answer, by code; ``cancelled`` are those that were stopped.
         failed: how many rows failed, without those that its cancel stopped.
         left: rows without a result. During an upload 0, or over HTTP the rows of the input.
@@ -167,9 +166,6 @@ class BatchState(BaseModel):
                 f"{batch_id}: {name}: got {found.get(name, '')!r:.60} in Redis; set a number, or "
                 "delete the batch",
             ) from None
-        if state.home and state.left <= 0:
-            ended = "cancelled" if state.state == "cancelling" else "done"
-            return state.model_copy(update={"state": ended})
         return state
 
     @classmethod
@@ -180,6 +176,20 @@ class BatchState(BaseModel):
         except MalformedResult:
             broken = {"state": "broken", "created_at": str(time.time())}
             return cls.of(batch_id, broken | {"queues": found.get("queues", "")})
+
+
+class EndedRows(NamedTuple):
+    """What of a batch has ended.
+
+    Attributes:
+        names: of rows whose results nobody has taken.
+        state: of the batch; empty if it is not there.
+        cancelled_by: who has cancelled it; empty if nobody did.
+    """
+
+    names: list[str]
+    state: str
+    cancelled_by: str
 
 
 @dataclass(frozen=True)
@@ -200,7 +210,7 @@ class Batch:
     @classmethod
     def create(cls, connection: redis.Redis, **fields: Any) -> Batch:
         """Make a batch with a new id; see `begin`."""
-        batch = cls.of_run(connection, new_run_id())
+        batch = cls.of_run(connection, secrets.token_hex(6))
         batch.begin(fields)
         return batch
 
@@ -378,68 +388,34 @@ class Batch:
     def of_run(cls, connection: redis.Redis, run: str) -> Batch:
         return cls(connection, f"batch-{run}")
 
-    def open_run(self, priority: Priority, job_timeout: int, *, again: bool = False) -> str:
-        """Make the batch of a run, or find it.
+    def unfinished(self, queues: Iterable[str]) -> dict[str, str]:
+        """The digests of the rows that have no result, by name."""
+        found = list(map(str_if_bytes, self._script("rows", *queues)))
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    def take_back(self, queues: Iterable[str]) -> list[str]:
+        """Take out the rows that wait; returns the names of those that run."""
+        return [str_if_bytes(name) for name in self._script("cancel", "", *queues) or ()]
+
+    def delete(self, queues: Iterable[str], *, tell: bool = False) -> None:
+        """Delete it with the jobs of its rows.
 
         Args:
-            again: whether the same command asks again; its first call reopens a cancelled batch.
-
-        Returns:
-            Who has cancelled it; empty if nobody did.
+            tell: whether the command of a run is to find who has cancelled it.
         """
-        settings: dict[str, Any] = {"state": "open", "home": 1}
-        settings |= {"priority": priority, "job_timeout": job_timeout}
-        fields = [part for field in settings.items() for part in field]
-        by = self._script("open_run", int(not again), *fields)
-        return str_if_bytes(by or "")
-
-    def enter(self, rows: Sequence[Row]) -> None:
-        """Upload rows of a run. Those that the batch knows already are left as they are."""
-        stored: Any = self.connection.hmget(self.key, "priority", "queues", "window")
-        priority: Any = str_if_bytes(stored[0] or "bulk")
-        queues = dict.fromkeys(str_if_bytes(stored[1] or "").split())
-        now, args, asked = server_time(self.connection), list[Any](), set[str]()
-        for row in rows:
-            queue = queue_name(row.request.model, priority)
-            queues[queue] = None
-            asked.add(queue)
-            args += [queue, row.digest, _packed(row.digest, row, now)]
-        of_rows = _window(stored[2], rows), _version_of(rows)
-        if self._script("enter", " ".join(queues), *of_rows, *args):
-            self._ring(asked, len(rows))
-
-    def end_run(self) -> None:
-        """Note that all rows of a run are done."""
-        self.note(state="done")
+        self._script("delete", int(tell), *queues)
 
     def note(self, **fields: str | float) -> None:
         """Write fields of its hash, if it is still there."""
         self._script("note", *itertools.chain(*fields.items()))
 
-    def withdraw(self) -> list[str]:
-        """Take out the rows of a run that do not run; returns their names."""
-        queues = str_if_bytes(self.connection.hget(self.key, "queues") or "").split()
-        return [str_if_bytes(name) for name in self._script("withdraw", *queues)]
-
-    def known(self) -> set[str]:
-        """The rows of a run in the batch."""
-        found: Any = self.connection.smembers(batch_rows_key(self.run))
-        return set(map(str_if_bytes, found))
-
-    def unknown(self, names: Sequence[str]) -> list[str]:
-        """Those of these rows of a run that the batch does not know."""
-        if not names:
-            return []
-        known: Any = self.connection.smismember(batch_rows_key(self.run), list(names))
-        return [name for name, is_known in zip(names, known, strict=True) if not is_known]
-
-    def ended(self) -> tuple[list[str], str]:
-        """The rows of a run whose results nobody has taken, and who has cancelled the batch."""
+    def ended(self) -> EndedRows:
+        """What of the batch has ended."""
         with self.connection.pipeline(transaction=False) as pipe:
             pipe.hkeys(self.results_key)
-            pipe.hget(self.key, "cancelled_by")
-            names, by = pipe.execute()
-        return [str_if_bytes(name) for name in names], str_if_bytes(by or "")
+            pipe.hmget(self.key, "state", "cancelled_by")
+            names, (state, by) = pipe.execute()
+        return EndedRows([str_if_bytes(name) for name in names], _text(state), _text(by))
 
     def stored(self, names: Sequence[str]) -> dict[str, bytes]:
         """The output lines of these rows, of those that have one."""
@@ -451,12 +427,9 @@ class Batch:
         }
 
     def acknowledge(self, names: Sequence[str]) -> None:
-        """Drop results of a run that are durable elsewhere. Safe to repeat."""
+        """Drop results that are durable elsewhere. Safe to repeat."""
         if names:
-            with self.connection.pipeline() as pipe:
-                pipe.hdel(self.results_key, *names)
-                pipe.srem(batch_rows_key(self.run), *names)
-                pipe.execute()
+            self.connection.hdel(self.results_key, *names)
 
     def results(self, state: BatchState) -> Iterator[bytes]:
         """The output lines so far, in the order of the input.
@@ -525,10 +498,7 @@ class Batch:
         found = self._script("cancel", _this_user(), *queues)
         if found is None:
             return False
-        of_run, running = found
-        if of_run:
-            self.withdraw()
-        for number in running:
+        for number in found:
             job_id = row_job_id(self.run, str_if_bytes(number))
             # One that has ended, or waits again, needs no command.
             with contextlib.suppress(InvalidJobOperation, NoSuchJobError):
@@ -563,6 +533,25 @@ def read_batches(connection: redis.Redis, runs: Iterable[Any]) -> list[BatchStat
             if "created_at" in fields
         ]
     return states
+
+
+def run_batches(connection: redis.Redis, run: str) -> list[BatchState]:
+    """The batches of a run that are open, or ended in the last seven days."""
+    found = [*_names(connection, BATCHES_KEY, run), *_names(connection, BATCHES_ENDED_KEY, run)]
+    return [state for state in read_batches(connection, found) if state.home]
+
+
+def latest_version(connection: redis.Redis, run: str) -> int:
+    """The latest wire version of the open batches whose ids begin like this."""
+    with connection.pipeline(transaction=False) as pipe:
+        for name in _names(connection, BATCHES_KEY, run):
+            pipe.hget(batch_key(name), WIRE_FIELD)
+        return max(map(read_version, pipe.execute()), default=1)
+
+
+def _names(connection: redis.Redis, key: str, run: str) -> list[str]:
+    """The members of a sorted set of batches that begin like this."""
+    return [str_if_bytes(name) for name, _ in connection.zscan_iter(key, f"{run}*", count=1000)]
 
 
 def _decoded(raw: Any) -> dict[str, str]:
@@ -610,6 +599,10 @@ def _packed(name: str, row: Row, now: float) -> bytes:
     created = utcformat(datetime.fromtimestamp(now, UTC))
     header = f"{name} {row.digest} {created} {json.dumps(row.custom_id)}\n"
     return header.encode() + row.request.to_payload()
+
+
+def _text(stored: bytes | None) -> str:
+    return str_if_bytes(stored or "")
 
 
 def _line(stored: bytes) -> bytes:

@@ -1,9 +1,10 @@
-"""The batch of a run: keeps it filled with rows, and collects their results.
+"""The batches of a run: uploads its rows, a window at a time, and collects their results.
 
-It is like a detached batch, but only a window of rows is uploaded ahead, and results leave Redis
-once they are durable in the sink. A row is known to the batch, by its digest, from before its
-upload until then; uploading it again changes nothing. So the process may be killed at any moment
-and the same run repeated. What is left of it in Redis goes on meanwhile.
+They are detached batches of one model each. The next window of a model goes to Redis when half of
+the last has ended, so at most two windows' rows of it are there. Results leave Redis once they are
+durable in the sink, and a batch with its last one. So the process may be killed at any moment and
+the same run repeated: it goes on with the batches whose ids begin with that of the run, and knows
+their rows by their digests. What is left of it in Redis goes on meanwhile.
 
 Rows with a result are found by their names in the hash of results, `LOOK_SECONDS` apart. After an
 outage, and every `RECONCILE_SECONDS`, rows that Redis has lost are uploaded again.
@@ -11,30 +12,35 @@ outage, and every `RECONCILE_SECONDS`, rows that Redis has lost are uploaded aga
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import secrets
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import redis
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult
+from omlx_producer.bulk.batch import Batch, EndedRows, run_batches
+from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult, read_line
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.complaints import waiting_text
+from omlx_producer.errors import JobCancelled, UnknownJob
 from omlx_producer.outage import Outage, passes
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
-from omlx_producer.wire import Priority
+from omlx_producer.wire import Priority, queue_name
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 DEFAULT_WINDOW = 1024
-WINDOW_CHARACTERS = HELD_CHARACTERS = 64 * 2**20
+WINDOW_CHARACTERS = 32 * 2**20
 HELD_ROWS = 16 * 1024
-# Rows uploaded in one call.
-ENTER = 100
+HELD_CHARACTERS = 64 * 2**20
+# Rows read in one turn.
+READ = 1024
 # Results read in one call: a response may hold many log-probabilities.
 FETCH = 50
 # Results, or seconds, per write to the disk.
@@ -59,22 +65,50 @@ class Sink(Protocol):
         """
 
 
+@dataclass(eq=False)
+class WindowBatch:
+    """A batch of a run.
+
+    Attributes:
+        queue: of its rows.
+        size: how many rows it had without a result when it was uploaded, or found.
+        rows: those without a result here, by name.
+        unseen: names of rows that an earlier command has uploaded and the input has not shown yet,
+            by digest.
+        fetched: names of rows whose results are here and not durable.
+        cancelled: whether it was cancelled before this command.
+    """
+
+    batch: Batch
+    queue: str
+    size: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
+    fetched: set[str] = field(default_factory=set)
+    cancelled: bool = False
+
+    @property
+    def left(self) -> int:
+        """How many rows have no result here."""
+        return len(self.rows) + len(self.unseen)
+
+
 class Collector:
-    """Takes the rows of a run through its batch.
+    """Takes the rows of a run through its batches.
 
     Args:
-        run: the id of the run, and of its batch.
+        run: the id of the run. The ids of its batches begin with it.
         rows: the rows to run, each once.
-        window: rows of each model in Redis, at most, and `WINDOW_CHARACTERS` of their prompts. A
-            longer prompt goes alone. Rows of a model whose window is full are read past, up to
+        window: rows of a batch, at most, and `WINDOW_CHARACTERS` of their prompts. A longer prompt
+            goes alone. Rows of a model that has two windows' rows in Redis are read past, up to
             `HELD_ROWS` and `HELD_CHARACTERS`, so that a model that nobody serves holds up no other.
         on_results: called with results that are durable.
         rerun_failures: run a row again if Redis holds its failure of an earlier run.
 
     Attributes:
-        stopped: whether rows that wait are withdrawn.
-        cancelled_by: who has cancelled the batch; empty if nobody did. The run then stops.
-        waited: after a cancel of the batch, the rows that it took out of Redis or stopped.
+        stopped: whether rows that wait are taken back.
+        cancelled: who has cancelled a batch, in words; empty if nobody did. The run then stops.
+        waited: after a cancel of a batch, the rows that were taken out of Redis or stopped.
     """
 
     def __init__(
@@ -90,48 +124,44 @@ class Collector:
         on_results: Callable[[list[RowResult]], None] = lambda _: None,
         rerun_failures: bool = False,
     ) -> None:
-        self._batch = Batch.of_run(connection, run)
-        self._settings: tuple[Priority, int] = (priority, job_timeout)
+        self._connection = connection
+        self._run = run
+        self._priority: Priority = priority
+        self._job_timeout = job_timeout
         self._rows: Iterator[Row | BadRow] = iter(rows)
         self._sink = sink
         self._window = window
         self._on_results = on_results
         self._rerun_failures = rerun_failures
-        # By digest: rows without a result here. Those not sent may not be in Redis.
-        self._in_flight: dict[str, Row] = {}
-        self._unsent: dict[str, Row] = {}
-        # By model: rows in flight and their characters, and rows that wait here for room.
-        self._load: dict[str, tuple[int, int]] = {}
+        self._is_begun = False
+        self._windows: list[WindowBatch] = []
+        self._number = secrets.randbelow(1 << 16)
+        # A batch whose upload has not ended, or whose end is not known.
+        self._upload: WindowBatch | None = None
+        # By model: rows that wait here for room.
         self._held: dict[str, deque[Row]] = {}
         self._held_rows = self._held_characters = 0
-        self._has_more = True
-        # By digest: results of rows that have not come yet, left by an earlier run.
-        self._found: dict[str, bytes] | None = None
+        # By digest: results of rows that have not come yet, and where the others are in Redis.
+        self._found: dict[str, tuple[WindowBatch, str, bytes]] = {}
+        self._places: dict[str, tuple[WindowBatch, str]] = {}
         self._settled: list[RowResult] = []
         self._settled_at = 0.0
         self._durable: list[RowResult] = []
         self._exhausted = self.stopped = False
         self._reconciled_at = time.monotonic()
-        self._withdrawn_at = float("-inf")
-        # Digests of the rows that were in Redis when a cancelled batch was opened again.
-        self._cancelled_before: set[str] = set()
-        self.cancelled_by = ""
+        self._taken_back_at = float("-inf")
+        self.cancelled = ""
         self.waited: list[Row] = []
-
-    @property
-    def cancelled(self) -> str:
-        """Who has cancelled the batch, in words; empty if nobody did."""
-        return f"{self._batch.id} was cancelled by {self.cancelled_by}" * bool(self.cancelled_by)
 
     @property
     def in_flight(self) -> int:
         """Rows in Redis that have no result here yet."""
-        return len(self._in_flight)
+        return sum(len(window.rows) for window in self._windows)
 
     @property
     def busy(self) -> bool:
         """Whether anything is left to do."""
-        held = self._in_flight or self._held or self._settled or self._durable
+        held = self.in_flight or self._upload or self._held or self._settled or self._durable
         return not self._exhausted or bool(held)
 
     def turn(self, wait: float) -> None:
@@ -144,19 +174,16 @@ class Collector:
             redis.exceptions.RedisError: nothing is lost; call `recover` and try again.
             OSError: if the sink cannot be written.
         """
-        if self._found is None:
-            known = self._batch.known()
-            if self._batch.open_run(*self._settings):
-                self._cancelled_before = known
-            self._found = {}
-            self._collect(0)
+        if not self._is_begun:
+            self._windows = self._find()
+            self._is_begun = True
         self._acknowledge()
-        self._enter()
-        if self.stopped and time.monotonic() - self._withdrawn_at >= WITHDRAW_SECONDS:
-            self._withdraw()
-        self._collect(wait)
         if time.monotonic() - self._reconciled_at > RECONCILE_SECONDS:
             self._reconcile()
+        has_more = self._enter()
+        if self.stopped and time.monotonic() - self._taken_back_at >= WITHDRAW_SECONDS:
+            self._take_back()
+        self._collect(0 if has_more else wait)
         if self._commit_is_due():
             self._commit()
 
@@ -165,9 +192,10 @@ class Collector:
         self._reconciled_at = float("-inf")
 
     def stop(self) -> None:
-        """Withdraw the rows that wait. The run is over when those that run have ended."""
+        """Take back the rows that wait. The run is over when those that run have ended."""
         self._rows = iter(())
         self._held.clear()
+        self._held_rows = self._held_characters = 0
         self._exhausted = self.stopped = True
 
     def abandon(self) -> None:
@@ -176,8 +204,12 @@ class Collector:
         Raises:
             redis.exceptions.RedisError: if Redis does not answer; what is left expires.
         """
-        self._withdraw()
-        self._batch.acknowledge(_uploaded(self._settled))
+        self._drop_upload()
+        for window in self._windows:
+            if window.batch.take_back([window.queue]):
+                window.batch.acknowledge([*window.fetched])
+            else:
+                window.batch.delete([window.queue])
 
     def sweep(self) -> None:
         """Drop what earlier runs left behind, of rows that are done, edited or removed.
@@ -185,42 +217,45 @@ class Collector:
         Call only at the end of all rows. What an outage keeps in Redis expires by itself.
         """
         try:
-            self._batch.withdraw()
-            self._batch.end_run()
-            self._collect(0)
-            self._batch.acknowledge(list(self._found or ()))
+            for window in self._windows:
+                window.batch.delete([window.queue])
         except RedisError as error:
             if not passes(error):
                 raise
 
     # Entering
 
-    def _has_room(self, model: str) -> bool:
-        rows, characters = self._load.get(model, (0, 0))
-        return rows + len(self._settled) < self._window and characters < WINDOW_CHARACTERS
+    def _find(self) -> list[WindowBatch]:
+        """The batches that an earlier command has left."""
+        windows = []
+        for state in run_batches(self._connection, self._run):
+            batch, (queue, *_) = Batch(self._connection, state.id), (*state.queues, "")
+            names = batch.unfinished([queue])
+            unseen = {digest: name for name, digest in names.items()}
+            cancelled = bool(batch.ended().cancelled_by)
+            windows.append(WindowBatch(batch, queue, len(unseen), {}, unseen, cancelled=cancelled))
+            self._look_at(windows[-1])
+        return windows
 
-    def _enter(self) -> None:
-        """Take `ENTER` rows at most, and upload those for which Redis has room."""
-        for _ in range(ENTER):
-            self._has_more = self._take_row()
-            if not self._has_more:
-                break
-        self._send()
+    def _enter(self) -> bool:
+        """Read `READ` rows at most, and upload the windows for which Redis has room.
+
+        Returns:
+            Whether there is more to do at once.
+        """
+        if self._upload:
+            self._drop_upload()
+        has_more = all(self._take_row() for _ in range(READ))
+        for model in [*self._held]:
+            while (rows := self._next(model)) and (len(rows) == self._window or not has_more):
+                self._send(model, rows)
+        return has_more
 
     def _take_row(self) -> bool:
-        """Let one row join or hold it; False if there is none, or no room for it.
+        """Hold one row; False if there is none, or no room for it.
 
         Bad rows are settled and take no room in Redis.
         """
-        for model, held in self._held.items():
-            if self._has_room(model):
-                row = held.popleft()
-                self._held_rows -= 1
-                self._held_characters -= row.characters
-                if not held:
-                    del self._held[model]
-                self._join(row)
-                return True
         full = self._held_rows >= HELD_ROWS or self._held_characters >= HELD_CHARACTERS
         if full or len(self._settled) >= self._window:
             return False
@@ -230,122 +265,175 @@ class Collector:
             return False
         if isinstance(new, BadRow):
             self._settle(RowResult.of_bad(new))
-        elif self._has_room(new.request.model):
-            self._join(new)
         else:
-            self._held.setdefault(new.request.model, deque()).append(new)
-            self._held_rows += 1
-            self._held_characters += new.characters
+            self._join(new)
         return True
 
     def _join(self, row: Row) -> None:
-        self._in_flight[row.digest] = row
-        self._count(row, 1)
-        found = (self._found or {}).pop(row.digest, None)
-        if found is None:
-            self._unsent[row.digest] = row
+        """Hold a row, unless an earlier command has uploaded it."""
+        if row.digest in self._found:
+            window, name, line = self._found.pop(row.digest)
+            result = RowResult.of_line(row, line)
+            if result.ok or not self._rerun_failures:
+                self._end(window, name, row, result)
+            else:
+                self._hold([row])
+                self._forget(window, name)
             return
-        result = RowResult.of_line(row, found)
-        if result.ok or not self._rerun_failures:
-            self._end(result, row)
+        for window in self._windows:
+            if row.digest in window.unseen:
+                window.rows[window.unseen.pop(row.digest)] = row
+                return
+        self._hold([row])
+
+    def _hold(self, rows: Sequence[Row], *, first: bool = False) -> None:
+        for row in reversed(rows) if first else rows:
+            held = self._held.setdefault(row.request.model, deque())
+            held.appendleft(row) if first else held.append(row)
+            self._held_rows += 1
+            self._held_characters += row.characters
+
+    def _next(self, model: str) -> list[Row]:
+        """The next window's rows of a model; none if it has no room."""
+        queue, rows, characters = queue_name(model, self._priority), list[Row](), 0
+        windows = [each for each in self._windows if each.queue == queue and each.left]
+        room = 2 * self._window - sum(each.left for each in windows)
+        if windows and (2 * windows[-1].left > windows[-1].size or room < self._window):
+            return []
+        for row in itertools.islice(self._held.get(model, ()), self._window):
+            if characters >= WINDOW_CHARACTERS:
+                break
+            rows.append(row)
+            characters += row.characters
+        return rows
+
+    def _send(self, model: str, rows: list[Row]) -> None:
+        """Upload rows as a batch."""
+        fields = {"home": 1, "priority": self._priority, "job_timeout": self._job_timeout}
+        queue, begun = queue_name(model, self._priority), ""
+        while not begun:
+            self._number = (self._number + 1) % (1 << 16)
+            batch = Batch.of_run(self._connection, f"{self._run}{self._number:04x}")
+            begun = batch.begin(fields)
+        named = {str(number): row for number, row in enumerate(rows, 1)}
+        self._upload = WindowBatch(batch, queue, len(rows), named)
+        for row in rows:
+            self._held[model].popleft()
+            self._held_rows -= 1
+            self._held_characters -= row.characters
+        if not self._held[model]:
+            del self._held[model]
+        try:
+            # Who has cancelled a batch during its upload is told as of others.
+            with contextlib.suppress(JobCancelled):
+                batch.upload(rows, begun)
+        except UnknownJob:
+            self._drop_upload()
         else:
-            self._batch.acknowledge([row.digest])
-            self._unsent[row.digest] = row
+            self._windows.append(self._upload)
+            self._upload = None
 
-    def _count(self, row: Row, rows: int) -> None:
-        before, characters = self._load.get(row.request.model, (0, 0))
-        self._load[row.request.model] = (before + rows, characters + rows * row.characters)
-
-    def _send(self) -> None:
-        while self._unsent:
-            rows = list(itertools.islice(self._unsent.values(), ENTER))
-            self._batch.enter(rows)
-            for row in rows:
-                del self._unsent[row.digest]
+    def _drop_upload(self) -> None:
+        """Take back a batch whose upload may not have ended."""
+        if upload := self._upload:
+            upload.batch.delete([upload.queue])
+            self._upload = None
+            if not self.stopped:
+                self._hold([*upload.rows.values()], first=True)
 
     # Collecting
 
     def _collect(self, wait: float) -> None:
         """Take what has ended; wait only if there is nothing else to do."""
-        names, cancelled_by = self._batch.ended()
-        self._heed(cancelled_by)
-        known = {*(self._found or ()), *_uploaded(itertools.chain(self._settled, self._durable))}
-        new = [name for name in names if name not in known]
-        self._look_at(new)
-        if not new and self._in_flight and not self._has_more:
+        new = False
+        for window in [*self._windows]:
+            new |= self._look_at(window)
+        if not new and self.in_flight:
             time.sleep(min(wait, LOOK_SECONDS))
 
-    def _look_at(self, digests: Sequence[str]) -> None:
-        """Settle the rows that have a result."""
-        for start in range(0, len(digests), FETCH):
-            chunk = digests[start : start + FETCH]
-            for digest, line in self._batch.stored(chunk).items():
-                if row := self._in_flight.get(digest):
-                    self._end(RowResult.of_line(row, line), row)
-                elif self._found is not None:
-                    self._found[digest] = line
+    def _look_at(self, window: WindowBatch) -> bool:
+        """Take what of a batch has ended; returns whether there was anything."""
+        ended = window.batch.ended()
+        self._heed(window, ended)
+        names = [name for name in ended.names if name not in window.fetched]
+        for start in range(0, len(names), FETCH):
+            for name, line in window.batch.stored(names[start : start + FETCH]).items():
+                self._fetch(window, name, line)
+        return bool(names)
 
-    def _end(self, result: RowResult, row: Row) -> None:
+    def _fetch(self, window: WindowBatch, name: str, line: bytes) -> None:
+        """Take a result."""
+        window.fetched.add(name)
+        if row := window.rows.get(name):
+            self._end(window, name, row, RowResult.of_line(row, line))
+        elif written := read_line(line):
+            window.unseen.pop(written.digest, None)
+            self._found[written.digest] = (window, name, line)
+
+    def _end(self, window: WindowBatch, name: str, row: Row, result: RowResult) -> None:
         """Settle a result; but a row that a cancel of the batch has stopped counts as not run.
 
         After the cancel of an earlier command it runs.
         """
-        stopped = self.cancelled_by or row.digest in self._cancelled_before
-        if not (stopped and result.code == CANCELLED):
+        window.rows.pop(name, None)
+        if not ((self.cancelled or window.cancelled) and result.code == CANCELLED):
+            self._places[row.digest] = window, name
             self._settle(result)
             return
-        self._batch.acknowledge([row.digest])
-        self._cancelled_before.discard(row.digest)
         if self.stopped:
             self.waited.append(row)
-            self._leave(row.digest)
         else:
-            self._unsent[row.digest] = row
+            self._hold([row])
+        self._forget(window, name)
 
-    def _heed(self, cancelled_by: str) -> None:
-        if cancelled_by and not self.cancelled_by:
-            self.cancelled_by = cancelled_by
+    def _forget(self, window: WindowBatch, name: str) -> None:
+        """Drop a result from Redis that is not taken."""
+        window.batch.acknowledge([name])
+        window.fetched.discard(name)
+
+    def _heed(self, window: WindowBatch, ended: EndedRows) -> None:
+        """Stop if somebody has cancelled a batch."""
+        if ended.cancelled_by and not window.cancelled and not self.cancelled:
+            self.cancelled = f"{window.batch.id} was cancelled by {ended.cancelled_by}"
             self.stop()
-            self._withdraw()
+            self._take_back()
 
     def _reconcile(self) -> None:
         """Upload again the rows that Redis does not know."""
-        self._heed(self._batch.open_run(*self._settings, again=True))
-        if not self.cancelled_by:
-            for digest in self._batch.unknown(list(self._in_flight)):
-                self._unsent[digest] = self._in_flight[digest]
-            self._send()
+        for window in [*self._windows]:
+            known = {*window.batch.unfinished([window.queue])}
+            ended = window.batch.ended()
+            self._heed(window, ended)
+            if ended.state in ("", "uploading"):
+                window.batch.delete([window.queue])
+                known.clear()
+            known.update(ended.names)
+            lost = [window.rows.pop(name) for name in [*window.rows] if name not in known]
+            window.unseen = {d: name for d, name in window.unseen.items() if name in known}
+            if not self.stopped:
+                self._hold(lost, first=True)
         self._reconciled_at = time.monotonic()
 
-    def _withdraw(self) -> None:
-        left = [*self._batch.withdraw(), *self._unsent]
-        if self.cancelled_by:
-            # Whoever cancels takes rows out, too.
-            left += self._batch.unknown([d for d in self._in_flight if d not in left])
-            self.waited += [row for each in left if (row := self._in_flight.get(each))]
-        for digest in left:
-            self._leave(digest)
-        self._withdrawn_at = time.monotonic()
+    def _take_back(self) -> None:
+        for window in self._windows:
+            known = {*window.batch.take_back([window.queue]), *window.batch.ended().names}
+            left = [window.rows.pop(name) for name in [*window.rows] if name not in known]
+            if self.cancelled:
+                self.waited += left
+        self._taken_back_at = time.monotonic()
 
     # Committing
 
     def _settle(self, result: RowResult) -> None:
         if not self._settled:
             self._settled_at = time.monotonic()
-        for digest in _uploaded([result]):
-            self._leave(digest)
         self._settled.append(result)
-
-    def _leave(self, digest: str) -> None:
-        self._unsent.pop(digest, None)
-        if row := self._in_flight.pop(digest, None):
-            self._count(row, -1)
 
     def _commit_is_due(self) -> bool:
         if not self._settled:
             return False
         late = time.monotonic() - self._settled_at >= GROUP_SECONDS
-        return late or len(self._settled) >= GROUP or not self._in_flight
+        return late or len(self._settled) >= GROUP or not self.in_flight
 
     def _commit(self) -> None:
         self._sink.commit(self._settled)
@@ -354,9 +442,23 @@ class Collector:
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Drop from Redis the results that are durable. Safe to repeat."""
-        self._batch.acknowledge(_uploaded(self._durable))
+        """Drop from Redis the results that are durable, and batches without others. Safe to
+        repeat."""
+        names = defaultdict[WindowBatch, list[str]](list)
+        digests = _uploaded(self._durable)
+        for digest in digests:
+            window, name = self._places[digest]
+            names[window].append(name)
+        for window, fetched in names.items():
+            window.batch.acknowledge(fetched)
+            window.fetched.difference_update(fetched)
+        for digest in digests:
+            del self._places[digest]
         self._durable = []
+        for window in [*self._windows]:
+            if not window.left and not window.fetched:
+                window.batch.delete([window.queue])
+                self._windows.remove(window)
 
 
 def _uploaded(results: Iterable[RowResult]) -> list[str]:

@@ -41,7 +41,7 @@ class RunOptions(Shape):
     limit: Count | None = Field(default=None, description="Take the first rows only, this many.")
     priority: Priority = Field(default="bulk", description="Queue of the rows.")
     require_known_model: bool = True
-    window: Count = Field(default=DEFAULT_WINDOW, description="Rows in Redis at once, at most.")
+    window: Count = Field(default=DEFAULT_WINDOW, description="Rows of a batch; two are in Redis.")
     job_timeout: Count = Field(default=JOB_SECONDS, description="Seconds a row may run.")
     with_body: bool = Field(default=False, description="Add whole responses to a CSV or Parquet.")
     keep: bool = Field(default=False, description="Add the input's columns to a table.")

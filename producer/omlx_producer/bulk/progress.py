@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from omlx_producer.bulk.batch import latest_version
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, Row, RowResult
 from omlx_producer.client.models import read_models
@@ -28,7 +29,6 @@ from omlx_producer.figures import read_figures, read_started
 from omlx_producer.terminal import counted, duration, without_counts, write
 from omlx_producer.wire import ModelInfo, answer_text, row_job_id
 from omlx_producer.wire.answer import as_completion
-from omlx_producer.wire.keys import WIRE_FIELD, batch_key, read_version
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -150,7 +150,7 @@ class WorkerWatch:
     It says on stderr, once, why no worker takes the rows that wait.
 
     Args:
-        run: the id of the run or of the batch's run.
+        run: how the ids of its batches begin, without ``batch-``.
 
     Attributes:
         served: whether rows may end: none is in Redis, or a worker lives, or that is not known.
@@ -159,7 +159,7 @@ class WorkerWatch:
     def __init__(self, connection: redis.Redis, run: str) -> None:
         self.served = True
         self._connection = connection
-        self._key, self._own = batch_key(run), row_job_id(run, "").encode()
+        self._run, self._own = run, row_job_id(run, "").removesuffix("-").encode()
         self._looked_at = float("-inf")
         self._held_up: set[str] = set()
         self._told: set[str] = set()
@@ -184,7 +184,7 @@ class WorkerWatch:
         with contextlib.suppress(RedisError):
             running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, dict[str, str]()
             served = False
-            version = read_version(self._connection.hget(self._key, WIRE_FIELD))
+            version = latest_version(self._connection, self._run)
             for alias in models:
                 [model] = read_figures(self._connection, alias)
                 if told := model.held_up or model.too_new("the file", version):
@@ -219,7 +219,7 @@ class Progress:
     """Counts and shows a run or a batch: the rows that end, what the workers do, a summary.
 
     Args:
-        run: the id of the run or of the batch's run.
+        run: see `WorkerWatch`.
         errors: the file that a report of bad rows names; None for a batch, which has none.
     """
 

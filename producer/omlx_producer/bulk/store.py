@@ -106,7 +106,7 @@ class Store:
         output: of the run. Without one, as in a dry run, only the rows that were seen are known.
 
     Attributes:
-        run: the id of the run, 12 hexadecimal digits. A resumed run keeps it.
+        run: the id of the run, 8 hexadecimal digits. A resumed run keeps it.
         settings: see `omlx_producer.bulk.options.RunOptions`; None before the first run.
 
     Raises:
@@ -329,7 +329,8 @@ def results_path(output: Path) -> Path:
 
 
 def new_run_id() -> str:
-    return secrets.token_hex(6)
+    """8 hexadecimal digits, with which the ids of its batches begin."""
+    return secrets.token_hex(4)
 
 
 def read_settings(output: Path) -> Any:

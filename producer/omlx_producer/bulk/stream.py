@@ -55,7 +55,8 @@ def stream_results(
             for _ in driver.turns(StopSignals()):
                 yield from arrived.take()
             if driver.collector.cancelled:
-                raise JobCancelled(f"batch-{run}", driver.collector.cancelled)
+                told = driver.collector.cancelled
+                raise JobCancelled(told.split()[0], told)
             finished = True
         finally:
             if driver.collector.busy:

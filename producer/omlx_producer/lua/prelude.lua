@@ -172,7 +172,7 @@ local function drop_waiting(run, queues)
 end
 
 local function batch_parts(run)
-  return {batch_key(run), batch_rows_key(run), batch_results_key(run)}
+  return {batch_key(run), batch_results_key(run)}
 end
 
 -- Start the time after which a batch without rows left expires.
@@ -191,8 +191,7 @@ local function end_batch(run, state)
   let_expire(run)
 end
 
--- Write the result of a batch's row once, and end the batch with its last one. The batch of a run
--- goes on with more rows, if they come.
+-- Write the result of a batch's row once, and end the batch with its last one.
 --
 -- counts   what to add to fields of the batch: 'name=number name=number ...'
 local function settle_row(queue, run, row, line, counts)
@@ -203,9 +202,7 @@ local function settle_row(queue, run, row, line, counts)
     redis.call('HINCRBY', key, name, count)
   end
   redis.call('HDEL', running, row)
-  local home = redis.call('HGET', key, 'home')
   if redis.call('HINCRBY', key, 'left', -1) > 0 then return end
-  if home then return let_expire(run) end
   local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled'
     or redis.call('HEXISTS', key, 'failed:expired') == 1 and 'expired' or 'done'
   end_batch(run, state)

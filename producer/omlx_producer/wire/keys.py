@@ -48,7 +48,6 @@ batch_key = Key("omlx:batch:<run>", "hash")
 batch_waiting_key = Key("omlx:batch:<run>:waiting:<queue>", "list")
 batch_running_key = Key("omlx:batch:<run>:running:<queue>", "hash")
 batch_results_key = Key("omlx:batch:<run>:results", "hash")
-batch_rows_key = Key("omlx:batch:<run>:rows", "set")
 
 file_key = Key("omlx:file:<id>", "hash")
 file_content_key = Key("omlx:file:<id>:content", "list")

@@ -18,7 +18,7 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.collector import Collector
 from omlx_producer.cli.main import cli
 from omlx_producer.wire import events_key
-from tests.helpers.bulk_rows import RUN, Kept, rows
+from tests.helpers.bulk_rows import RUN, Kept, batches_of_run, rows
 from tests.helpers.bulk_runs import jobs_in_redis, upload
 from tests.helpers.leases import claim, table
 from tests.helpers.screens import attach
@@ -179,11 +179,9 @@ def test_the_batch_of_a_run_is_listed_and_deleted_like_others(
     connection: redis.Redis,
     run: Run,  # noqa: F811
 ) -> None:
-    batch = Batch.of_run(connection, RUN)
-    batch.open_run("bulk", 60)
-    batch.enter(rows(3))
+    Collector(connection, RUN, rows(3), Kept()).turn(0)
     run_burst(redis_url)
-    batch.end_run()
+    (batch,) = batches_of_run(connection)
     (listed_batch,) = objects(run("batches", "--json").stdout)
     assert (listed_batch["id"], listed_batch["ok"]) == (batch.id, 3)
     assert run("delete", batch.id).exit_code == 0
@@ -198,19 +196,17 @@ def test_a_run_whose_batch_is_deleted_ends_as_cancelled(
     collector = Collector(connection, RUN, wanted, sink)
     collector.turn(0)
     claim(table(connection))
-    batch = Batch.of_run(connection, RUN)
+    (batch,) = batches_of_run(connection)
     assert run("delete", batch.id).exit_code == 0
+    assert connection.hkeys(batch.key) == [b"cancelled_by"]
+    assert all(connection.ttl(key) > 0 for key in connection.keys("omlx:batch*"))
     collector.turn(0)
     assert "@" in collector.cancelled
     assert (collector.busy, collector.waited, sink.results) == (False, wanted, [])
     assert jobs_in_redis(connection) == 0
     assert objects(run("batches", "--json").stdout) == []
-    # Near its end a run may not have heard.
-    batch.end_run()
-    left = connection.keys("omlx:batch*")
-    assert connection.hkeys(batch.key) == [b"cancelled_by"]
-    assert all(connection.ttl(key) > 0 for key in left)
     Collector(connection, RUN, wanted, sink).turn(0)
+    (batch,) = batches_of_run(connection)
     assert batch.read().left == 3
 
 

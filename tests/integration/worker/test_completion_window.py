@@ -137,10 +137,12 @@ def test_an_expired_job_that_is_requeued_runs(connection: Redis) -> None:
 
 
 def test_each_row_of_a_batch_has_its_own_window(redis_url: str, connection: Redis) -> None:
-    batch = Batch.of_run(connection, "0123456789ab")
-    batch.open_run("bulk", 60)
-    for start, window in ((0, None), (20, "24h"), (40, "1h"), (60, None)):
-        batch.enter(rows(20, start, completion_window=window))
+    batch, windows = Batch.create(connection), (None, "24h", "1h", None)
+    batch.upload(
+        row
+        for number, window in enumerate(windows)
+        for row in rows(20, 20 * number, completion_window=window)
+    )
     forward(connection, 3601)
     expire_due(connection)
     run_burst(redis_url)

@@ -10,7 +10,6 @@ from redis.exceptions import RedisError
 from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import JobStatus
 
-from omlx_producer.bulk.batch import Batch
 from omlx_producer.outage import passes
 from omlx_producer.wire import (
     End,
@@ -19,7 +18,7 @@ from omlx_producer.wire import (
     tokens_channel,
 )
 from omlx_worker.queue.ending import Commit, Ending
-from tests.helpers.bulk_rows import RUN, rows
+from tests.helpers.bulk_rows import batch_of
 from tests.helpers.leases import (
     claim,
     commit,
@@ -171,13 +170,11 @@ def test_a_commit_is_written_once(connection: Redis) -> None:
 
 
 def test_a_repeated_commit_of_a_row_is_done_though_its_result_was_taken(connection: Redis) -> None:
-    batch = Batch.of_run(connection, RUN)
-    batch.open_run("bulk", 60)
-    batch.enter(rows(1))
+    batch = batch_of(connection, 1)
     leases = table(connection)
     (claimed,) = claim(leases)
     assert commit(leases, claimed, done(claimed.id)) is Commit.DONE
-    [name], _ = batch.ended()
+    [name] = batch.ended().names
     batch.acknowledge([name])
     assert commit(leases, claimed, done(claimed.id)) is Commit.DONE
     assert commit(leases, claimed, failed(claimed.id)) is Commit.LOST

@@ -14,11 +14,12 @@ import redis
 
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import Batch, BatchState, is_batch_id
+from omlx_producer.bulk.collector import Collector
 from omlx_producer.bulk.row import BadRow
 from omlx_producer.bulk.store import Store
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
-from tests.helpers.bulk_rows import batch_of, rows
+from tests.helpers.bulk_rows import RUN, Kept, batch_of, batches_of_run, rows
 from tests.helpers.bulk_runs import (
     errors,
     ids,
@@ -26,7 +27,7 @@ from tests.helpers.bulk_runs import (
 )
 from tests.helpers.leases import claim, commit, done, failed, table
 from tests.helpers.row_results import body
-from tests.helpers.workers import ALIAS, run_burst, running_worker
+from tests.helpers.workers import ALIAS, run_burst
 from tests.integration.producer.bulk.conftest import Run
 
 
@@ -289,13 +290,10 @@ def test_results_replace_no_file_of_something_else(
 
 @pytest.mark.parametrize("args", [(), ("-o", "results.jsonl"), ("--wait",)])
 def test_the_results_of_a_run_are_in_the_output_of_its_command(
-    redis_url: str, connection: redis.Redis, tmp_path: Path, run: Run, args: tuple[str, ...]
+    connection: redis.Redis, run: Run, args: tuple[str, ...]
 ) -> None:
-    source, output = write_rows(tmp_path / "rows.jsonl", 3), tmp_path / "out.jsonl"
-    with running_worker(redis_url):
-        assert run("run", str(source), "-o", str(output)).exit_code == 0
-    with contextlib.closing(Store(output)) as store:
-        batch = Batch.of_run(connection, store.run)
+    Collector(connection, RUN, rows(3), Kept()).turn(0)
+    (batch,) = batches_of_run(connection)
     told = run("results", batch.id, *args)
     assert (told.exit_code, told.stdout) == (2, "")
     assert f"{batch.id}: is the batch of a run, whose command writes the results" in told.stderr

@@ -84,7 +84,7 @@ def test_an_upload_that_slept_adds_nothing_to_the_one_that_has_its_place(
 def test_an_upload_that_slept_before_its_first_row_is_none_of_the_one_in_its_place(
     connection: redis.Redis,
 ) -> None:
-    batch = Batch.of_run(connection, RUN)
+    batch = Batch.of_run(connection, f"{RUN}89ab")
     slept = batch.begin({})
     connection.expire(batch.key, UPLOAD_SECONDS - ALIVE_SECONDS)
     begun = batch.begin({})
@@ -110,7 +110,7 @@ def test_a_batch_is_made_though_the_answer_is_lost(
         # The server knows the script.
         Batch.create(connection)
         monkeypatch.setattr(Connection, "send_packed_command", cut_first_script)
-        assert Batch.of_run(connection, RUN).begin({})
+        assert Batch.of_run(connection, f"{RUN}89ab").begin({})
         assert len(cuts) == 1
 
 

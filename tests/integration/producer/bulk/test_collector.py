@@ -12,12 +12,21 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer import Producer
 from omlx_producer.bulk import collector as collector_module
-from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.batch import Batch, run_batches
 from omlx_producer.bulk.collector import Collector
 from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.connection import connect
 from omlx_producer.wire import GenerationRequest
-from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
+from tests.helpers.bulk_rows import (
+    QUEUE,
+    RUN,
+    Kept,
+    batches_of_run,
+    names,
+    rows,
+    rows_in_redis,
+    waiting_rows,
+)
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.leases import claim, commit, done, failed, stopped, table
 from tests.helpers.server_time import forward
@@ -123,10 +132,6 @@ def test_a_row_whose_twin_is_refused_while_it_waits_has_its_own_result(
     assert [result.line for result in sink.results if not result.ok] == [151]
 
 
-def rows_in_redis(connection: redis.Redis) -> int:
-    return int(connection.scard(f"omlx:batch:{RUN}:rows"))
-
-
 def test_all_rows_come_back_and_nothing_stays(redis_url: str, connection: redis.Redis) -> None:
     wanted, sink = rows(300), Kept()
     collector = Collector(connection, RUN, wanted, sink, window=64)
@@ -156,14 +161,34 @@ def test_a_run_ends_with_either_protocol_of_redis(
     assert sink.names == names(rows(3))
 
 
-def test_no_more_than_the_window_is_in_redis(redis_url: str, connection: redis.Redis) -> None:
-    collector = Collector(connection, RUN, rows(200), Kept(), window=30)
-    most = 0
-    with running_worker(redis_url, max_rows=8):
-        while collector.busy:
+def test_the_next_window_is_uploaded_when_half_of_the_last_has_ended(
+    connection: redis.Redis,
+) -> None:
+    collector, leases = Collector(connection, RUN, rows(100), Kept(), window=20), table(connection)
+    collector.turn(0.01)
+    held = claim(leases, 20)
+    assert collector.in_flight == len(held) == 20
+    for ended, in_flight in ((9, 11), (1, 10 + 20), (10, 20)):
+        for job in held[:ended]:
+            commit(leases, job, done(job.id))
+        held = held[ended:]
+        for _ in range(2):
             collector.turn(0.01)
-            most = max(most, rows_in_redis(connection))
-    assert most == 30
+        assert collector.in_flight == in_flight
+
+
+def test_no_more_than_two_windows_are_in_redis(redis_url: str, connection: redis.Redis) -> None:
+    collector = Collector(connection, RUN, rows(300), Kept(), window=30)
+    straggler, most = table(connection), 0
+    collector.turn(0.01)
+    (held,) = claim(straggler)
+    with running_worker(redis_url, max_rows=8):
+        while collector.in_flight > 1 or collector._held:
+            collector.turn(0.01)
+            most = max(most, sum(batch.read().left for batch in batches_of_run(connection)))
+        assert 30 < most <= 60
+        commit(straggler, held, done(held.id))
+        finish(collector)
 
 
 def test_what_a_killed_client_has_left_runs_on_and_is_not_run_again(
@@ -173,11 +198,12 @@ def test_what_a_killed_client_has_left_runs_on_and_is_not_run_again(
     Collector(connection, RUN, rows(25), Kept(), window=25).turn(0.01)
     run_burst(redis_url)
     assert jobs_in_redis(connection) == 0
-    assert connection.hlen(f"omlx:batch:{RUN}:results") == 25
+    (left,) = batches_of_run(connection)
+    assert connection.hlen(left.results_key) == 25
 
     again = Collector(connection, RUN, wanted, sink, window=100)
     again.turn(0.01)
-    assert connection.llen(f"omlx:batch:{RUN}:waiting:{QUEUE}") == 15
+    assert len(waiting_rows(connection)) == 15
     with running_worker(redis_url):
         finish(again)
     assert sink.names == names(wanted)
@@ -191,7 +217,7 @@ def test_rows_that_still_wait_or_run_are_not_uploaded_twice(
     Collector(connection, RUN, rows(25), Kept()).turn(0.01)
     claim(table(connection), claimed)
     Collector(connection, RUN, rows(25), Kept()).turn(0.01)
-    waiting = connection.lrange(f"omlx:batch:{RUN}:waiting:{QUEUE}", 0, -1)
+    waiting = waiting_rows(connection)
     assert len(waiting) == len(set(waiting)) == 25 - claimed
 
 
@@ -208,7 +234,7 @@ def test_the_rows_that_are_done_or_edited_are_swept_away(
         finish(collector)
         collector.sweep()
     assert jobs_in_redis(connection) == 0
-    assert rows_in_redis(connection) == connection.hlen(f"omlx:batch:{RUN}:results") == 0
+    assert rows_in_redis(connection) == 0
 
 
 def test_an_abandoned_run_takes_its_rows_out_whatever_it_did_a_moment_before(
@@ -234,9 +260,7 @@ def test_a_run_whose_last_rows_are_withdrawn_leaves_nothing_for_ever(
     again = Collector(connection, RUN, rows(0), Kept())
     finish(again)
     again.sweep()
-    assert {key: connection.ttl(key) > 0 for key in keys_of_run(connection)} == {
-        f"omlx:batch:{RUN}": True,
-    }
+    assert keys_of_run(connection) == []
 
 
 def test_a_run_that_is_begun_again_does_not_expire_while_its_rows_wait(
@@ -278,8 +302,7 @@ def test_what_a_server_has_lost_is_uploaded_or_found_again(
     if lost == "everything":
         connection.flushall()
     elif lost == "row":
-        connection.lpop(f"omlx:batch:{RUN}:waiting:{QUEUE}")
-        connection.srem(f"omlx:batch:{RUN}:rows", *(row.digest for row in wanted))
+        connection.lpop(batches_of_run(connection)[0].waiting_key(QUEUE))
     with running_worker(redis_url):
         finish(collector)
     assert set(sink.names) == set(names(wanted))
@@ -300,21 +323,47 @@ def test_failures_of_an_earlier_run_are_run_again_where_that_is_wanted(
     assert {result.code for result in sink.results} == codes
 
 
-def test_an_upload_whose_answer_is_lost_is_repeated_and_changes_nothing(
+def test_no_row_is_lost_if_redis_is_away_while_its_failure_is_dropped(
     redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enter, wanted, sink = Batch.enter, rows(5), Kept()
+    wanted, sink, acknowledge = rows(2), Kept(), Batch.acknowledge
+    Collector(connection, RUN, wanted, Kept()).turn(0.01)
+    leases = table(connection)
+    for job in claim(leases, 2):
+        commit(leases, job, failed(job.id))
 
-    def lose_the_answer(batch: Batch, entered: Sequence[Row]) -> None:
-        enter(batch, entered)
-        monkeypatch.setattr(Batch, "enter", enter)
+    def away(*_: Any) -> None:
+        monkeypatch.setattr(Batch, "acknowledge", acknowledge)
         raise redis.ConnectionError("away")
 
-    monkeypatch.setattr(Batch, "enter", lose_the_answer)
+    monkeypatch.setattr(Batch, "acknowledge", away)
+    again = Collector(connection, RUN, wanted, sink, rerun_failures=True)
+    with pytest.raises(redis.ConnectionError):
+        again.turn(0.01)
+    again.recover()
+    with running_worker(redis_url):
+        finish(again)
+    assert sink.names == names(wanted)
+
+
+@pytest.mark.parametrize("lost", ["_write", "_ring"])
+def test_an_upload_whose_answer_is_lost_is_repeated_and_no_row_is_there_twice(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    whole, wanted, sink = getattr(Batch, lost), rows(5), Kept()
+
+    def lose_the_answer(*args: Any) -> None:
+        whole(*args)
+        monkeypatch.setattr(Batch, lost, whole)
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(Batch, lost, lose_the_answer)
     collector = Collector(connection, RUN, wanted, sink)
     with pytest.raises(redis.ConnectionError):
         collector.turn(0.01)
     collector.recover()
+    collector.turn(0.01)
+    assert len(waiting_rows(connection)) == 5
     with running_worker(redis_url):
         finish(collector)
     assert sink.names == names(wanted)
@@ -327,7 +376,7 @@ def test_stopping_takes_waiting_rows_out_and_keeps_those_that_run(
     collector = Collector(connection, RUN, wanted, sink, window=20)
     with running_worker(redis_url, max_rows=4, step_seconds=0.01):
         collector.turn(0.01)
-        wait_for(lambda: connection.llen(f"omlx:batch:{RUN}:waiting:{QUEUE}") == 16)
+        wait_for(lambda: len(waiting_rows(connection)) == 16)
         collector.stop()
         finish(collector)
     assert len({result.row.custom_id for result in sink.results}) == len(sink.results)
@@ -353,10 +402,10 @@ def test_what_a_cancel_of_the_batch_has_taken_out_or_stopped_runs_with_the_next_
 ) -> None:
     sink, wanted = Kept(), rows(30, max_completion_tokens=60)
     collector = Collector(connection, RUN, wanted, sink, window=20)
-    batch = Batch.of_run(connection, RUN)
     with running_worker(redis_url, max_rows=4, step_seconds=0.01):
         collector.turn(0.01)
-        wait_for(lambda: connection.llen(f"omlx:batch:{RUN}:waiting:{QUEUE}") == 16)
+        (batch,) = batches_of_run(connection)
+        wait_for(lambda: len(waiting_rows(connection)) == 16)
         assert batch.cancel()
         if client == "here":
             finish(collector, 10)
@@ -364,7 +413,7 @@ def test_what_a_cancel_of_the_batch_has_taken_out_or_stopped_runs_with_the_next_
             assert {row.custom_id for row in collector.waited} | set(sink.names) == {
                 row.custom_id for row in wanted[:20]
             }
-        wait_for(lambda: batch.read().state == "cancelled")
+        wait_for(lambda: all(each.over for each in run_batches(connection, RUN)))
         assert jobs_in_redis(connection) == 0
         done = set(sink.names)
         again = Collector(connection, RUN, [r for r in wanted if r.custom_id not in done], sink)
@@ -372,8 +421,7 @@ def test_what_a_cancel_of_the_batch_has_taken_out_or_stopped_runs_with_the_next_
         again.sweep()
     assert sink.names == names(wanted)
     assert all(result.ok for result in sink.results)
-    assert batch.read().state == "done"
-    assert not batch.cancel()
+    assert keys_of_run(connection) == []
 
 
 @pytest.mark.parametrize("then", ["it runs", "it is cancelled", "the command is stopped"])
@@ -383,7 +431,7 @@ def test_a_row_that_the_cancel_of_an_earlier_command_stops_late_counts_as_not_ru
     sink, wanted, leases = Kept(), rows(2), table(connection)
     Collector(connection, RUN, wanted, Kept()).turn(0.01)
     (runs,) = claim(leases)
-    assert Batch.of_run(connection, RUN).cancel()
+    assert batches_of_run(connection)[0].cancel()
     again = Collector(connection, RUN, wanted, sink)
     again.turn(0.01)
     if then == "the command is stopped":
@@ -403,18 +451,6 @@ def test_a_row_that_the_cancel_of_an_earlier_command_stops_late_counts_as_not_ru
         "the command is stopped": [],
     }[then]
     assert rows_in_redis(connection) == 0
-
-
-def test_no_row_enters_a_batch_that_is_cancelled(connection: redis.Redis) -> None:
-    batch = Batch.of_run(connection, RUN)
-    batch.open_run("bulk", 60)
-    assert batch.cancel()
-    batch.enter(rows(3))
-    assert rows_in_redis(connection) == 0
-    assert batch.open_run("bulk", 60, again=True) == batch.ended()[1] != ""
-    batch.open_run("bulk", 60)
-    batch.enter(rows(3))
-    assert rows_in_redis(connection) == 3
 
 
 def test_a_result_stays_in_redis_until_the_sink_has_it(connection: redis.Redis) -> None:

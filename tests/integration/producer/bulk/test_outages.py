@@ -12,11 +12,10 @@ import redis
 from omlx_producer.bulk import collector as collector_module
 from omlx_producer.bulk.collector import Collector, turns
 from omlx_producer.signals import StopSignals
-from tests.helpers.bulk_rows import QUEUE, RUN, Kept, names, rows
+from omlx_producer.wire.keys import BATCHES_KEY
+from tests.helpers.bulk_rows import RUN, Kept, names, rows, waiting_rows
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import running_worker
-
-WAITING = f"omlx:batch:{RUN}:waiting:{QUEUE}"
 
 
 def test_after_an_outage_all_rows_are_looked_at_at_once(
@@ -28,7 +27,7 @@ def test_after_an_outage_all_rows_are_looked_at_at_once(
     connection.flushall()
     collector.recover()
     collector.turn(0.01)
-    assert connection.llen(WAITING) == 5
+    assert len(waiting_rows(connection)) == 5
 
 
 @pytest.mark.slow
@@ -73,7 +72,7 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
 
         for _ in turns(collector, signals):
             connection.config_set("min-replicas-to-write", 0)
-            if connection.llen(WAITING) == 3 and not signals.asked:
+            if len(waiting_rows(connection)) == 3 and not signals.asked:
                 signals.receive(signal.SIGINT)
         assert collector.stopped
     said = capsys.readouterr().err
@@ -82,7 +81,7 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
 
 
 def test_a_server_that_refuses_ends_the_run(connection: redis.Redis) -> None:
-    connection.set(WAITING, "of another kind")
+    connection.set(BATCHES_KEY, "of another kind")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         next(turns(Collector(connection, RUN, rows(3), Kept()), StopSignals()))
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import resource
+import sqlite3
 import stat
 import sys
 from collections.abc import Callable
@@ -269,10 +270,12 @@ def test_an_output_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_what_another_version_wrote_is_told(tmp_path: Path) -> None:
-    of_json, newer = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    of_json, newer, of_sqlite = (tmp_path / f"{name}.jsonl" for name in "abc")
     run_path(of_json).write_text('{"run": "0123456789ab", "settings": null}\n' * 20)
     run_path(newer).write_text('{"version": 99, "run": "0123456789ab", "settings": null}\n')
-    for out in (of_json, newer):
+    with contextlib.closing(sqlite3.connect(run_path(of_sqlite))) as database:
+        database.execute("CREATE TABLE run (id TEXT)")
+    for out in (of_json, newer, of_sqlite):
         with pytest.raises(
             InvalidRequest, match="run: another version of omlx-submit wrote it; us"
         ):
