@@ -115,13 +115,16 @@ class ModelFigures(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def notes(self) -> list[str]:
-        """The warnings, what holds up the model or a worker, and what becomes of the jobs of
-        silent workers."""
+        """The warnings, what holds up the model or a worker, workers that miscount pages, and what
+        becomes of the jobs of silent workers."""
         notes = self.warnings + ([] if self.workers else [self.held_up + self._removal])
         notes += [self._pause] if self.paused else []
         for worker in self.workers:
             if worker.held_up and not self.paused:
                 notes.append(f"{worker.name}: {worker.held_up}")
+            if pages := worker.miscounted_pages:
+                told = f"{counted(pages, 'page')} of its caches {'is' if pages == 1 else 'are'}"
+                notes.append(f"{worker.name}: {told} miscounted; restart it")
         for priority, queue in self.queues.items():
             notes.append(self.too_new(queue_name(self.alias, priority), queue.wire_version))
         notes = list(filter(None, notes))

@@ -97,6 +97,7 @@ class FakeEngine:
         self.weight_bytes = 0
         self.most_rows = 0
         self.first_parts = 1
+        self.wrong_pages = 0
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         require_kind(request.reads, request.model, self.info)
@@ -252,6 +253,9 @@ class FakeEngine:
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         return BYTES_A_TOKEN * sum(to_read + longest for to_read, longest, *_ in rows)
+
+    def miscounted_pages(self) -> int:
+        return self.wrong_pages
 
     def remove(self, row_id: str) -> None:
         self.states.pop(row_id, None)

@@ -214,7 +214,7 @@ def play(
             begin = asked[like % len(asked)] if asked else [0, 1, 2] * 3
             asked.append([*begin[:length], *rest])
             rows.append(LiveRow(cache, reader, asked[-1], chunk))
-        check_tree(cache)
+        check_tree(cache, rows)
     check()
     # Rows write to their pages in place, which must reach neither the tree nor other rows.
     for number, row in enumerate(rows):
@@ -232,15 +232,12 @@ def play(
     assert cache.rows.pages.used == cache.rows.pages.saved == cache.nbytes == 0
 
 
-def check_tree(cache: Kept) -> None:
+def check_tree(cache: Kept, rows: Sequence[LiveRow] = ()) -> None:
     nodes, pages = list(cache._nodes), cache.rows.pages
     assert cache._states == sum(size_of(node.states or []) for node in nodes)
     assert cache.nbytes <= cache.limit
-    had = [page for page in pages._pages if page]
-    assert pages.used == len(had)
-    assert pages.alone == sum(not page.rows for page in had)
-    assert pages.saved == sum(max(0, page.rows - 1) for page in had)
-    assert sum(page.kept for page in had) == len(nodes)
+    had = (page for row in rows for page in row.pages)
+    assert not pages.miscounted(had, cache.pages)
     assert all(node.children or node.states is not None for node in nodes), "a useless node"
     roots = list(cache._roots.values())
     assert all(root.children for root in roots), "a useless root"

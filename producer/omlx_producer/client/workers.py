@@ -120,6 +120,9 @@ class WorkerFigures(BaseModel):
     prompt_windows: Annotated[int, _count("prompt_windows", "Windows of prompts read.")] = 0
     traces: Annotated[int, _count("traces", "Shapes of steps first met by rows.")] = 0
     contests: Annotated[int, _count("contests", "Comparisons of kernels while rows waited.")] = 0
+    miscounted_pages: Annotated[
+        int, Exported("miscounted_pages", "Pages of caches with a wrong count; 0 unless at fault.")
+    ] = 0
     pauses: Annotated[int, _count("num_preemptions", "Rows paused for others.")]
     switches: Annotated[int, _count("model_switches", "Loads in place of another model.")] = 0
     switch_seconds: Annotated[float, _count("model_switch_seconds", "What they took.")] = 0.0

@@ -282,6 +282,13 @@ def test_workers_whose_limits_exceed_their_machine_are_told_once_and_shown(
     }
 
 
+def test_a_worker_that_miscounts_pages_is_to_be_restarted(board: StatusBoard) -> None:
+    connection, figures = board._connection, told(board)
+    write_figures(connection, ALIAS, figures.model_copy(update={"miscounted_pages": 2}))
+    [model] = read_figures(connection, ALIAS)
+    assert model.notes == ["mac-1: 2 pages of its caches are miscounted; restart it"]
+
+
 def test_figures_of_another_version_are_left_out(board: StatusBoard) -> None:
     board._connection.hset(workers_key(ALIAS), "newer", '{"name": "newer"}')
     board.show("busy")

@@ -59,6 +59,7 @@ class Counters:
         cached_tokens: tokens not read, because a prefix was kept.
         traces: steps and windows that rows waited for until they were traced for a new shape.
         contests: comparisons of kernels that rows waited for.
+        miscounted_pages: see `Engine`; when the worker was last idle.
         pauses: how often a row made place for a more urgent one.
         switches: how often the model was loaded in place of another one.
         switch_seconds: what that took, from the last claim for the other to the first for this.
@@ -74,6 +75,7 @@ class Counters:
     cached_tokens: int = 0
     traces: int = 0
     contests: int = 0
+    miscounted_pages: int = 0
     pauses: int = 0
     switches: int = 0
     switch_seconds: float = 0.0

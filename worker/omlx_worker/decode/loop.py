@@ -109,6 +109,7 @@ class DecodeLoop:
                 return self._step()
             case Idle():
                 self._clock.interrupt()
+                self._count_pages()
                 return None
         try:
             match action:
@@ -176,6 +177,17 @@ class DecodeLoop:
         self._scheduler.paused(row, kept)
         self.counters.pauses += 1
         log.info("row %s makes room for a more urgent one", row.row_id)
+
+    def _count_pages(self) -> None:
+        """Warn once more pages are miscounted."""
+        before, wrong = self.counters.miscounted_pages, self._engine.miscounted_pages()
+        if wrong > before:
+            log.warning(
+                "%s of the caches %s miscounted, a fault of this version: memory may be lost and "
+                "texts wrong until the worker is restarted",
+                *(counted(wrong, "page"), "is" if wrong == 1 else "are"),
+            )
+        self.counters.miscounted_pages = wrong
 
     def _step(self) -> list[Emission]:
         scheduler, engine = self._scheduler, self._engine

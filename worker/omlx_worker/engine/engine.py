@@ -171,6 +171,9 @@ class DecodingEngine:
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         return self.decoder.bytes_for(rows, alone=alone)
 
+    def miscounted_pages(self) -> int:
+        return self.decoder.miscounted_pages()
+
     def remove(self, row_id: str) -> None:
         if self._rows.pop(row_id, None) is not None:
             self.decoder.remove(row_id)

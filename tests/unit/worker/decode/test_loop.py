@@ -124,6 +124,23 @@ def test_traces_and_contests_are_counted_but_for_those_before_rows_came() -> Non
     assert (worker.counters.traces, worker.counters.contests) == (6, 3)
 
 
+def test_pages_are_counted_once_nothing_is_left_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(max_rows=1)
+    worker = decoding(engine, limit=1000)
+    worker.add(row("a", DEFAULT, prompt=1, tokens=3))
+    engine.wrong_pages = 2
+    assert worker.act() is not None
+    assert worker.counters.miscounted_pages == 0
+
+    while worker.act() is not None:
+        pass
+    assert worker.act() is None
+
+    assert worker.counters.miscounted_pages == 2
+    [warning] = [each.getMessage() for each in caplog.records]
+    assert warning.startswith("2 pages of the caches are miscounted")
+
+
 class Asked(FixedPolicy):
     """Drafts nothing, or in its fourth decision alone; keeps what it is asked."""
 

@@ -10,6 +10,7 @@ Pure Python: positions and slots, no arrays.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -184,6 +185,24 @@ class Pages:
             self._pages[page.index] = None
             self.used -= 1
             self.alone -= 1
+
+    def miscounted(self, rows: Iterable[Page], kept: Iterable[Page]) -> int:
+        """How many pages are not what they are counted as; 0 unless there is a fault.
+
+        Args:
+            rows: the pages of every row, one row's after the other's.
+            kept: likewise those that are kept.
+        """
+        places = {page: index for index, page in enumerate(self._pages) if page}
+        had, keeps = Counter(rows), Counter(kept)
+        wrong = sum(
+            (page.rows, page.kept, page.index) != (had[page], keeps[page], places.get(page))
+            or not (had[page] or keeps[page])
+            for page in {*places, *had, *keeps}
+        )
+        used, alone = len(places), sum(not had[page] for page in places)
+        sums = used, alone, had.total() - (used - alone)
+        return wrong or int(sums != (self.used, self.alone, self.saved))
 
     def resize(self, size: int) -> list[int]:
         """Change the size, to no less than `used`.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -125,6 +126,12 @@ class RaggedDecoder(Batch):
                 rows, self.layout, self.suspended_pages + self.pages.alone, self.pages.saved
             )
         )
+
+    def miscounted_pages(self) -> int:
+        """How many pages of the pool other rows or nodes have than are counted."""
+        rows = [row.pages for rows in (self.rows, self.suspended) for row in rows.values()]
+        rows += [row.pages for row in self._reading.values()]
+        return self.pages.miscounted(chain(*rows), self.prefixes.pages if self.prefixes else ())
 
     # Prompts.
 

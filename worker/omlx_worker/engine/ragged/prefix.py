@@ -101,6 +101,11 @@ class PrefixCache:
         """Bytes of all states kept, and of pages that no row has."""
         return self._states + self._bytes_of(self._pool.pages.alone)
 
+    @property
+    def pages(self) -> list[Page]:
+        """Those that are kept."""
+        return [node.page for node in self._nodes if node.page]
+
     def shared(self, tokens: Sequence[int], salt: str | None = None) -> int:
         """How many tokens of a prompt agree with a kept one, even if `take` finds fewer.
 

@@ -150,6 +150,10 @@ class Engine(Protocol):
         """
         ...
 
+    def miscounted_pages(self) -> int:
+        """How many pages of the caches others have than are counted; 0 unless there is a fault."""
+        ...
+
     def add(self, row: Row) -> Known:
         """Take a row in; its prompt is not yet read.
 
