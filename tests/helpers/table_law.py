@@ -112,11 +112,11 @@ def weights(
     total = math.log(sum(math.exp(value) for value in values))
     logprobs = [value - total for value in values]
     order = sorted(range(VOCABULARY), key=logprobs.__getitem__, reverse=True)
-    kept, mass = [], 0.0
+    kept, mass, filters = [], 0.0, sampling.filters
     for rank, token in enumerate(order):
-        if mass >= sampling.top_p or (sampling.top_k and rank >= sampling.top_k):
+        if mass >= filters.get("top_p", 1) or rank >= filters.get("top_k", VOCABULARY):
             break
-        if sampling.min_p and logprobs[token] < logprobs[order[0]] + math.log(sampling.min_p):
+        if math.exp(logprobs[token] - logprobs[order[0]]) < filters.get("min_p", 0):
             break
         kept.append(token)
         mass += math.exp(logprobs[token])

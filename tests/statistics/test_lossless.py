@@ -23,8 +23,10 @@ from tests.helpers.table_model import VOCABULARY, TableModel
 
 SETTINGS = [
     pytest.param(Sampling(temperature=1.0), id="plain"),
-    pytest.param(Sampling(temperature=0.6, top_p=0.9), id="cool, top-p"),
-    pytest.param(Sampling(temperature=1.4, top_k=3, min_p=0.05), id="hot, top-k, min-p"),
+    pytest.param(Sampling(temperature=0.6, filters={"top_p": 0.9}), id="cool, top-p"),
+    pytest.param(
+        Sampling(temperature=1.4, filters={"top_k": 3, "min_p": 0.05}), id="hot, top-k, min-p"
+    ),
     pytest.param(
         Sampling(
             temperature=0.9,

@@ -68,7 +68,9 @@ def stepped(shift: int = 0, *, forces: bool = True) -> Step:
 SETTINGS = [
     pytest.param(Sampling(temperature=1.0), [2], id="plain"),
     pytest.param(Sampling(temperature=1.0), [3, 1], id="plain, two depths"),
-    pytest.param(Sampling(temperature=0.7, top_p=0.8, min_p=0.1), [2, 0, 3], id="filters"),
+    pytest.param(
+        Sampling(temperature=0.7, filters={"top_p": 0.8, "min_p": 0.1}), [2, 0, 3], id="filters"
+    ),
     pytest.param(Sampling(temperature=0.9, repetition_penalty=1.5), [2], id="penalty"),
 ]
 

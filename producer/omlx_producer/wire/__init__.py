@@ -96,6 +96,7 @@ from omlx_producer.wire.repetition import LOOPS, RepetitionDetection
 from omlx_producer.wire.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
+    FILTERS,
     MAX_TOP_LOGPROBS,
     CompletionWindow,
     GenerationRequest,
@@ -115,6 +116,7 @@ __all__ = [
     "DEFAULT_MAX_TOKENS",
     "EMBEDDINGS_URL",
     "EXPIRING_KEY",
+    "FILTERS",
     "JOB_FUNCTION",
     "LOOPS",
     "MAX_PROMPT_CHARACTERS",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -89,6 +90,17 @@ class ResponseEcho(RequestPart):
     metadata: Metadata | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Beside the type of a field that leaves tokens out before one is sampled.
+
+    Attributes:
+        neutral: the value that leaves none out, of the type that the device takes.
+    """
+
+    neutral: float
+
+
 class GenerationRequest(RequestPart):
     """One generation request.
 
@@ -170,19 +182,19 @@ class GenerationRequest(RequestPart):
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="0 takes the most likely token."
     )
-    top_p: float | None = Field(
+    top_p: Annotated[float | None, Filter(1.0)] = Field(
         default=None,
         gt=0,
         le=1,
         description="Keep the likeliest tokens up to this total probability.",
     )
-    top_k: int | None = Field(
+    top_k: Annotated[int | None, Filter(0)] = Field(
         default=None,
         ge=0,
         lt=2**31,
         description="Keep this many of the likeliest tokens; 0 keeps all.",
     )
-    min_p: float | None = Field(
+    min_p: Annotated[float | None, Filter(0.0)] = Field(
         default=None, ge=0, le=1, description="Keep tokens this likely relative to the likeliest."
     )
     repetition_penalty: float | None = Field(
@@ -494,6 +506,15 @@ class GenerationRequest(RequestPart):
         """The ``data`` of its job."""
         call: list[Any] = [JOB_FUNCTION, None, [], {"request": self.to_wire()}]
         return zlib.compress(json.dumps(call).encode())
+
+
+FILTERS: dict[str, float] = {
+    name: each.neutral
+    for name, field in GenerationRequest.model_fields.items()
+    for each in field.metadata
+    if isinstance(each, Filter)
+}
+"""The fields that are filters, with their neutral values."""
 
 
 def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from omlx_worker.engine.rows.row import Row, Sampling
 
 log = logging.getLogger(__name__)
 
-SAMPLINGS = (Sampling(temperature=0), Sampling(), Sampling(top_p=0.9))
+SAMPLINGS = (Sampling(temperature=0), Sampling(), Sampling(filters={"top_p": 0.9}))
 
 LENGTHS = (256, 512, 1024)
 """Positions of the longest row, at most."""

@@ -15,7 +15,7 @@ from omlx_worker.engine.warm_up import SAMPLINGS, WarmUp, shapes
 from omlx_worker.settings import MOST_OWN_DRAFTS, USUAL_MOST_ROWS
 from tests.helpers.decoding import Loaded, row, run
 
-SAMPLED = Sampling(temperature=0.8, top_k=20, seed=3)
+SAMPLED = Sampling(temperature=0.8, filters={"top_k": 20}, seed=3)
 
 
 def warmed(qwen: Loaded, max_rows: int) -> WarmUp:

@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_producer.wire import MAX_TOP_LOGPROBS
+from omlx_producer.wire import FILTERS, MAX_TOP_LOGPROBS
 from omlx_worker.engine.rows.row import Row, Sampled, Sampling, Scored
 
 Params = dict[str, mx.array]
@@ -32,8 +32,7 @@ Params = dict[str, mx.array]
 | --- | --- | --- |
 | ``keys`` | ``[S, 2]`` uint32, random keys | always |
 | ``temperature`` | ``[S, 1, 1]`` | with noise |
-| ``top_p``, ``min_p`` | ``[S, 1, 1]`` | with filters |
-| ``top_k`` | ``[S, 1, 1]`` int32 | with filters |
+| each of `FILTERS` | ``[S, 1, 1]``, int32 if its neutral value is a whole number | with filters |
 | ``repetition``, ``presence``, ``frequency`` | ``[S, 1, 1]`` | with penalties |
 | ``bias_tokens`` | ``[S, biases]`` int32, padded by token 0 | with biases |
 | ``bias_values`` | ``[S, biases]``, padded by 0 | with biases |
@@ -53,7 +52,7 @@ class Plan:
 
     Attributes:
         noise: some row has a temperature.
-        filters: some row with a temperature has top-p, top-k or min-p.
+        filters: some row with a temperature has any.
         penalties: some row has a penalty, so token counts are kept.
         biases: entries of the longest logit bias, rounded up to a power of two, at least
             `FEWEST_BIASES`.
@@ -70,7 +69,7 @@ class Plan:
         sampled = [row for row in rows if row.temperature > 0]
         return cls(
             noise=bool(sampled),
-            filters=any(row.top_p < 1 or row.top_k > 0 or row.min_p > 0 for row in sampled),
+            filters=any(row.filters for row in sampled),
             penalties=any(row.penalises for row in rows),
             biases=max(FEWEST_BIASES, 1 << (longest - 1).bit_length()) if longest else 0,
         )
@@ -128,9 +127,9 @@ def params(rows: Sequence[Sampling], plan: Plan) -> Params:
     if plan.noise:
         out["temperature"] = column([row.temperature for row in rows])
     if plan.filters:
-        out["top_p"] = column([row.top_p for row in rows])
-        out["top_k"] = column([row.top_k for row in rows], mx.int32)
-        out["min_p"] = column([row.min_p for row in rows])
+        for name, neutral in FILTERS.items():
+            dtype = mx.int32 if isinstance(neutral, int) else mx.float32
+            out[name] = column([row.filters.get(name, neutral) for row in rows], dtype)
     if plan.penalties:
         out["repetition"] = column([row.repetition_penalty for row in rows])
         out["presence"] = column([row.presence_penalty for row in rows])

@@ -14,6 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.wire import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
+    FILTERS,
     Constraint,
     GenerationRequest,
     InvalidRequest,
@@ -44,11 +45,12 @@ def sampling_defaults(config: dict[str, Any]) -> Sampling:
     Args:
         config: the model's ``generation_config.json``; ``do_sample: false`` means greedy.
     """
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    names = ("temperature", "repetition_penalty")
     given = {name: config[name] for name in names if config.get(name) is not None}
+    filters = {name: config[name] for name in FILTERS if config.get(name) is not None}
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
-    return Sampling(**given)
+    return Sampling(**given, filters=filters)
 
 
 class Prompter:
@@ -302,11 +304,11 @@ class Prompter:
             value = getattr(request, name)
             return getattr(self._defaults, name) if value is None else value
 
+        own = {name: getattr(request, name) for name in FILTERS}
+        filters = self._defaults.filters | {k: v for k, v in own.items() if v is not None}
         return Sampling(
             temperature=given("temperature"),
-            top_p=given("top_p"),
-            top_k=given("top_k"),
-            min_p=given("min_p"),
+            filters={name: value for name, value in filters.items() if value != FILTERS[name]},
             repetition_penalty=given("repetition_penalty"),
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,

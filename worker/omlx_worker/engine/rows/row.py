@@ -29,9 +29,7 @@ class Sampling:
 
     Attributes:
         temperature: 0 takes the most likely token.
-        top_p: 1 keeps every token.
-        top_k: 0 keeps every token.
-        min_p: 0 keeps every token.
+        filters: those that leave tokens out, by the names in `FILTERS`.
         repetition_penalty: 1 changes nothing.
         logit_bias: added to the logits, by token id.
         seed: 64 bits; the same seed gives the same tokens in any batch.
@@ -40,9 +38,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    filters: dict[str, float] = field(default_factory=dict)
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

@@ -130,7 +130,7 @@ def test_tokens_outside_of_its_clusters_leave_a_distribution_whole(
     gemma: Loaded, tmp_path: Path
 ) -> None:
     net = loaded(gemma, tmp_path, **ORDERED)
-    hot = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=3)
+    hot = Sampling(temperature=0.8, filters={"top_p": 0.9}, repetition_penalty=1.1, seed=3)
     cool = Sampling(temperature=0.5, seed=4)
 
     got = run(batch(gemma, net, 2), [row("x", prompt(9), 40, hot), row("y", [3], 40, cool)])

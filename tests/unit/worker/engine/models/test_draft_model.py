@@ -28,7 +28,7 @@ from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 pytestmark = pytest.mark.usefixtures("small_buckets")
 
-HOT = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=77)
+HOT = Sampling(temperature=0.8, filters={"top_p": 0.9}, repetition_penalty=1.1, seed=77)
 SAMPLINGS = [
     pytest.param(GREEDY, id="greedy", marks=pytest.mark.slow),
     pytest.param(HOT, id="coupled"),

@@ -185,7 +185,7 @@ def test_a_seed_gives_one_text_at_every_depth_and_in_company(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ragged = as_ragged(tiny(family))
-    seeded = Sampling(temperature=0.8, top_p=0.95, seed=7)
+    seeded = Sampling(temperature=0.8, filters={"top_p": 0.95}, seed=7)
     a, b = (row(name, prompt(n, n), 40, seeded) for name, n in (("a", 5), ("b", SLIDING + 9)))
     alone = run(RaggedDecoder(ragged), [a]) | run(RaggedDecoder(ragged), [b])
     looking = RaggedDecoder(ragged, lookup=3)

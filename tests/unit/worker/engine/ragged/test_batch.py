@@ -144,7 +144,7 @@ def test_a_batch_that_drains_is_compacted_without_changing_a_token(qwen: Loaded)
 
 def test_a_seeded_row_draws_the_same_tokens_alone_and_in_any_company(qwen: Loaded) -> None:
     given = prompts(5, seed=2)
-    hot = Sampling(temperature=0.9, top_p=0.95, top_k=50, seed=1234)
+    hot = Sampling(temperature=0.9, filters={"top_p": 0.95, "top_k": 50}, seed=1234)
     alone = run(qwen.decoder(), [row("x", given[0], 40, hot)])["x"]
 
     others = [

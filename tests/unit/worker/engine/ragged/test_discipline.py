@@ -170,7 +170,7 @@ def test_no_step_adds_up_nothing(qwen: Loaded, depth: int, monkeypatch: pytest.M
 
     for name in ("cumsum", "cumprod"):
         monkeypatch.setattr(mx, name, noting(getattr(mx, name)))
-    sampling = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2)
+    sampling = Sampling(temperature=0.8, filters={"top_p": 0.9}, repetition_penalty=1.2)
     rows = [Row("a", [1, 2, 3], 8, sampling), Row("b", [4, 5], 8, GREEDY)]
 
     run(RaggedDecoder(as_ragged(qwen.network, drafts=depth > 0), depth), rows)
@@ -192,5 +192,5 @@ def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
         state = decoder.state
         return {name for name, array in state.items() if array.shape[-1] == 257}
 
-    assert kept(Sampling(0.8, top_p=0.9)) == set()
+    assert kept(Sampling(0.8, filters={"top_p": 0.9})) == set()
     assert kept(Sampling(0.8, presence_penalty=0.5)) == {"counts"}

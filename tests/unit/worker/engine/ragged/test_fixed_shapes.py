@@ -47,7 +47,7 @@ KINDS = [
     for each in (
         GREEDY,
         HOT,
-        replace(HOT, top_p=0.9, repetition_penalty=1.2, seed=6),
+        replace(HOT, filters={"top_p": 0.9}, repetition_penalty=1.2, seed=6),
         replace(GREEDY, presence_penalty=0.5, logit_bias={7: 1.5}),
     )
 ]

@@ -29,11 +29,11 @@ from tests.helpers.families import tiny
 
 SAMPLINGS = {
     "greedy": GREEDY,
-    "filtered": Sampling(0.8, top_p=0.9),
-    "penalised": Sampling(0.8, top_p=0.9, repetition_penalty=1.1),
+    "filtered": Sampling(0.8, filters={"top_p": 0.9}),
+    "penalised": Sampling(0.8, filters={"top_p": 0.9}, repetition_penalty=1.1),
     "everything": Sampling(
         0.8,
-        top_p=0.9,
+        filters={"top_p": 0.9},
         repetition_penalty=1.1,
         top_logprobs=5,
         logit_bias={5: 1.0},

@@ -38,7 +38,7 @@ PROMPTS = {
     "words": [*range(40, 70), 7, 7, 7],
 }
 LOOP = "value = 1\n" * 8
-SEEDED = Sampling(temperature=0.7, top_p=0.95, seed=11)
+SEEDED = Sampling(temperature=0.7, filters={"top_p": 0.95}, seed=11)
 TOKENS = 48
 
 

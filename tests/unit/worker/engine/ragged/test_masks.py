@@ -28,7 +28,7 @@ from tests.helpers.decoding import GREEDY, Loaded
 from tests.helpers.schemas import faults, schema
 
 SCHEMAS = 201
-HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+HOT = Sampling(temperature=0.9, filters={"top_p": 0.95}, seed=5)
 PENALISED = replace(HOT, repetition_penalty=1.2, frequency_penalty=0.1)
 DEPTHS = {"alone": (1, 3), "together": (0, 2)}
 

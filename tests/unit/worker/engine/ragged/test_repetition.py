@@ -22,7 +22,7 @@ from omlx_worker.engine.rows.text import RowText
 from tests.helpers.constrained import Ended, free, play
 from tests.helpers.decoding import Loaded, row
 
-HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+HOT = Sampling(temperature=0.9, filters={"top_p": 0.95}, seed=5)
 SLOW = [(0, 0), (1, 0), (3, 0), (0, 8)]
 WATCHED = RepetitionDetection(max_pattern_size=20, min_count=8)
 

@@ -81,7 +81,9 @@ def test_the_filters_keep_exactly_the_tokens_that_mlx_lm_keeps(
     wanted = {i for i, value in enumerate(kept[0].tolist()) if value > -math.inf}
 
     # A temperature this high makes every kept token about equally likely.
-    row = Sampling(temperature=1e6, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+    row = Sampling(
+        temperature=1e6, filters={"top_p": top_p, "top_k": top_k, "min_p": min_p}, seed=seed
+    )
     flat = many(scores, row, 1_500)
 
     assert set(flat) <= wanted
@@ -94,16 +96,17 @@ def test_the_filters_keep_exactly_the_tokens_that_mlx_lm_keeps(
     [
         Sampling(temperature=1.0, seed=1),
         Sampling(temperature=0.6, seed=2),
-        Sampling(temperature=1.3, top_k=7, seed=3),
-        Sampling(temperature=0.8, top_p=0.8, min_p=0.02, seed=4),
+        Sampling(temperature=1.3, filters={"top_k": 7}, seed=3),
+        Sampling(temperature=0.8, filters={"top_p": 0.8, "min_p": 0.02}, seed=4),
     ],
 )
 def test_samples_follow_the_filtered_tempered_law(row: Sampling) -> None:
     scores = logits(1, seed=8, scale=1.0)
     logprobs = scores[:, 0] - mx.logsumexp(scores[:, 0], axis=-1, keepdims=True)
-    kept = apply_top_p(logprobs, row.top_p) if row.top_p < 1 else logprobs
-    kept = apply_min_p(kept, row.min_p) if row.min_p else kept
-    kept = apply_top_k(kept, row.top_k) if row.top_k else kept
+    kept = logprobs
+    for name, keep in (("top_p", apply_top_p), ("min_p", apply_min_p), ("top_k", apply_top_k)):
+        if name in row.filters:
+            kept = keep(kept, row.filters[name])
     law = mx.softmax(kept[0] / row.temperature).tolist()
     count = 40_000
 
@@ -115,7 +118,7 @@ def test_samples_follow_the_filtered_tempered_law(row: Sampling) -> None:
 def test_noise_depends_on_seed_position_and_token_alone() -> None:
     scores = mx.broadcast_to(logits(1), (4, 1, VOCABULARY))
     row = Sampling(temperature=1.5, seed=99)
-    other = Sampling(temperature=0.3, top_k=5, seed=5)
+    other = Sampling(temperature=0.3, filters={"top_k": 5}, seed=5)
 
     alone = draw(scores[:1], [row], [17])[0][0, 0].item()
     together = draw(scores, [other, other, row, other], [3, 4, 17, 17])[0][2, 0].item()
@@ -186,7 +189,7 @@ def test_logit_bias_is_added_to_its_own_row_only() -> None:
 def test_log_probabilities_are_the_models_own_before_temperature_and_filters() -> None:
     scores = logits(2, seed=6)
     rows = [
-        Sampling(temperature=0.7, top_k=2, seed=3, top_logprobs=3),
+        Sampling(temperature=0.7, filters={"top_k": 2}, seed=3, top_logprobs=3),
         Sampling(temperature=1.0, seed=4, top_logprobs=0),
     ]
 
@@ -204,9 +207,11 @@ def test_log_probabilities_are_the_models_own_before_temperature_and_filters() -
 
 
 def test_a_plan_asks_for_no_more_than_its_rows_need() -> None:
-    assert Plan.of([Sampling(temperature=0.0, top_k=5)]) == Plan()
+    assert Plan.of([Sampling(temperature=0.0, filters={"top_k": 5})]) == Plan()
     assert Plan.of([Sampling(temperature=1.0)]) == Plan(noise=True)
-    assert Plan.of([Sampling(temperature=1.0, min_p=0.1)]) == Plan(noise=True, filters=True)
+    assert Plan.of([Sampling(temperature=1.0, filters={"min_p": 0.1})]) == Plan(
+        noise=True, filters=True
+    )
     assert Plan.of([Sampling(temperature=0, top_logprobs=5)]) == Plan()
     few, more = (dict.fromkeys(range(count), 1.0) for count in (3, 20))
     biased = [Plan.of([Sampling(temperature=0, logit_bias=bias)]) for bias in (few, more)]

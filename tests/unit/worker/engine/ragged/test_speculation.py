@@ -100,9 +100,7 @@ def test_a_seeded_row_gives_the_same_tokens_at_every_depth_and_in_any_company(
     given = prompts([12, 5, 21, 8], seed=4)
     hot = Sampling(
         temperature=0.8,
-        top_p=0.9,
-        top_k=60,
-        min_p=0.01,
+        filters={"top_p": 0.9, "top_k": 60, "min_p": 0.01},
         repetition_penalty=1.1,
         frequency_penalty=0.1,
         logit_bias={5: 1.5},

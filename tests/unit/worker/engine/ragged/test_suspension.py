@@ -17,7 +17,7 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 
-HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+HOT = Sampling(temperature=0.9, filters={"top_p": 0.95}, seed=5)
 PENALISED = replace(HOT, repetition_penalty=1.3, frequency_penalty=0.2)
 SAMPLINGS = [GREEDY, HOT, PENALISED, replace(GREEDY, presence_penalty=0.6)]
 TIERS = [
@@ -237,7 +237,7 @@ class Company(Player):
 
     def join(self, kind: int) -> None:
         name = f"visitor {len(self.tokens)}"
-        sampling = [*SAMPLINGS, Sampling(1.0, seed=1), replace(HOT, top_k=9)][kind]
+        sampling = [*SAMPLINGS, Sampling(1.0, seed=1), replace(HOT, filters={"top_k": 9})][kind]
         self.add(row(name, prompt(1 + 60 * kind, kind), 10_000, sampling))
         self.visitors.append(name)
 

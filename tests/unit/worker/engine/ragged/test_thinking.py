@@ -18,7 +18,7 @@ from tests.helpers.constrained import constrained, free, play
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 from tests.helpers.markups import thinking
 
-HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+HOT = Sampling(temperature=0.9, filters={"top_p": 0.95}, seed=5)
 BUDGET, TOKENS = 7, 30
 SLOW = [(1, 0), (0, 8), (2, 4)]
 

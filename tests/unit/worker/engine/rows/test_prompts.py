@@ -160,7 +160,7 @@ def test_fields_left_out_take_the_models_wishes_then_openais_defaults(qwen: Load
 
     [row] = prompter.rows(ask(prompt="a", top_k=0), "job")
 
-    assert (row.sampling.temperature, row.sampling.top_k, row.sampling.top_p) == (0.6, 0, 1.0)
+    assert (row.sampling.temperature, row.sampling.filters) == (0.6, {})
 
 
 def test_a_model_that_says_do_not_sample_is_greedy_by_default() -> None:
