@@ -84,10 +84,10 @@ def test_every_way_of_a_job_is_told_in_order_and_its_end_once(
         worker.test_thread.join(20)
     assert notes.told == {
         done.id: [*RUN, "finished"],
-        invalid.id: ["claimed", "failed"],
+        invalid.id: ["claimed", "refused"],
         retried.id: ["claimed", "retried", "claimed", "failed"],
         breaks.id: ["claimed", "started", "failed"],
-        cancelled.id: [*RUN, "stopped"],
+        cancelled.id: [*RUN, "cancelled"],
         lost.id: [*RUN, "lost"],
         stays.id: [*RUN, "given back"],
     }
