@@ -89,7 +89,7 @@ class BatchState(BaseModel):
         failed: how many rows failed, without those that its cancel stopped.
         left: rows without a result. During an upload 0, or over HTTP the rows of the input.
         queues: of its rows.
-        home: whether it is that of a run, whose command takes the results.
+        home: whether it is one of a run, whose command takes the results.
         created_at, ended_at: in seconds since 1970.
         fetched_at, fetched_to: when its results left Redis, and for which file.
 
@@ -382,7 +382,7 @@ class Batch:
         for key in (self.key, self.results_key, *map(self.waiting_key, queues)):
             pipe.expire(key, UPLOAD_SECONDS, gt=gt)
 
-    # The batch of a run
+    # A batch of a run
 
     @classmethod
     def of_run(cls, connection: redis.Redis, run: str) -> Batch:

@@ -48,7 +48,7 @@ GROUP = 256
 GROUP_SECONDS = 0.25
 LOOK_SECONDS = 0.1
 RECONCILE_SECONDS = 30.0
-WITHDRAW_SECONDS = 0.5
+TAKE_BACK_SECONDS = 0.5
 # Of the loop: a turn's wait, how long Redis may be away, pauses between tries.
 WAIT_SECONDS = 0.5
 PATIENCE_SECONDS = 300.0
@@ -181,7 +181,7 @@ class Collector:
         if time.monotonic() - self._reconciled_at > RECONCILE_SECONDS:
             self._reconcile()
         has_more = self._enter()
-        if self.stopped and time.monotonic() - self._taken_back_at >= WITHDRAW_SECONDS:
+        if self.stopped and time.monotonic() - self._taken_back_at >= TAKE_BACK_SECONDS:
             self._take_back()
         self._collect(0 if has_more else wait)
         if self._commit_is_due():

@@ -180,7 +180,7 @@ def require_in_redis(state: BatchState) -> None:
     if state.home:
         raise InvalidRequest(
             None,
-            f"{state.id}: is the batch of a run, whose command writes the results to its output",
+            f"{state.id}: is a batch of a run, whose command writes the results to its output",
             "use that file",
         )
     if state.fetched_at is not None:

@@ -1,4 +1,4 @@
-"""What all runs do: rows go through a batch into a sink, and somebody is shown how far they are."""
+"""What all runs do: rows go through batches into a sink, and progress is shown."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class BatchRow:
 
     Attributes:
         run: the batch, without ``batch-``.
-        row: its name in the batch: the number of its place in the input, or for a run its digest.
+        row: its name in the batch, a number from 1.
     """
 
     run: str

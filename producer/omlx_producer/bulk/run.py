@@ -34,7 +34,7 @@ class Ended(NamedTuple):
         finished: False if it was interrupted.
         failures: rows of the output that have failed, in this run or an earlier one, by code. Those
             that the input no longer has do not count.
-        cancelled: who has cancelled its batch, in words; empty if nobody did.
+        cancelled: who has cancelled one of its batches, in words; empty if nobody did.
         left: the rows that it has left without a result, in words; empty if there are none.
     """
 
@@ -47,7 +47,7 @@ class Ended(NamedTuple):
         """Raise what has ended the run early, if anything has.
 
         Raises:
-            JobCancelled: if its batch was cancelled.
+            JobCancelled: if one of its batches was cancelled.
             KeyboardInterrupt: if it was interrupted.
         """
         if self.cancelled:

@@ -1,7 +1,7 @@
 -- Delete a batch with the jobs of its rows.
 --
 -- ARGV[1]    run
--- ARGV[2]    '1' to leave who has cancelled the batch of a run until it expires: the command may be away
+-- ARGV[2]    '1' to leave who has cancelled a batch of a run until it expires: the command may be away
 -- ARGV[3..]  queues of its rows
 
 local run = ARGV[1]

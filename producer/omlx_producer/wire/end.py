@@ -115,10 +115,11 @@ class End:
 
     @classmethod
     def read(cls, usual: str, code: str, told: str, field: str, remedy: str) -> Self:
-        """One without an answer, from what is told of it; see ``str``.
+        """An end without an answer, from its parts as they travel.
 
         Args:
-            usual: the code of one that has none, or one that only a newer version knows.
+            usual: the code to take in place of none, or of one that only a newer version knows.
+            told: the whole sentence, as ``str`` makes it.
         """
         if code not in STATES or STATES[code].rq != STATES[usual].rq:
             code = usual

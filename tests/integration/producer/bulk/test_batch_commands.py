@@ -296,7 +296,7 @@ def test_the_results_of_a_run_are_in_the_output_of_its_command(
     (batch,) = batches_of_run(connection)
     told = run("results", batch.id, *args)
     assert (told.exit_code, told.stdout) == (2, "")
-    assert f"{batch.id}: is the batch of a run, whose command writes the results" in told.stderr
+    assert f"{batch.id}: is a batch of a run, whose command writes the results" in told.stderr
 
 
 def test_results_replace_no_output_of_a_run(

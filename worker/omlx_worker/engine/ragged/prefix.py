@@ -103,7 +103,7 @@ class PrefixCache:
 
     @property
     def pages(self) -> list[Page]:
-        """Those that are kept."""
+        """The pages that the tree keeps."""
         return [node.page for node in self._nodes if node.page]
 
     def shared(self, tokens: Sequence[int], salt: str | None = None) -> int:
