@@ -179,7 +179,7 @@ class BatchState(BaseModel):
 
 
 class EndedRows(NamedTuple):
-    """What of a batch has ended.
+    """The rows of a batch that have ended.
 
     Attributes:
         names: of rows whose results nobody has taken.
@@ -386,6 +386,7 @@ class Batch:
 
     @classmethod
     def of_run(cls, connection: redis.Redis, run: str) -> Batch:
+        """The batch with this id in keys: for one of a run, the id of the run and four digits."""
         return cls(connection, f"batch-{run}")
 
     def unfinished(self, queues: Iterable[str]) -> dict[str, str]:
@@ -410,7 +411,7 @@ class Batch:
         self._script("note", *itertools.chain(*fields.items()))
 
     def ended(self) -> EndedRows:
-        """What of the batch has ended."""
+        """The rows that have ended, and who has cancelled it."""
         with self.connection.pipeline(transaction=False) as pipe:
             pipe.hkeys(self.results_key)
             pipe.hmget(self.key, "state", "cancelled_by")

@@ -352,7 +352,7 @@ class Collector:
             time.sleep(min(wait, LOOK_SECONDS))
 
     def _look_at(self, window: WindowBatch) -> bool:
-        """Take what of a batch has ended; returns whether there was anything."""
+        """Take the new results of a batch; returns whether there were any."""
         ended = window.batch.ended()
         self._heed(window, ended)
         names = [name for name in ended.names if name not in window.fetched]

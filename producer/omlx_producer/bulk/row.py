@@ -23,7 +23,7 @@ TOKEN_CHARACTERS = 4
 
 ID_PREFIX = "batch_req_"
 LINE_KEY = "line:"
-"""How the keys of rows begin that their line identifies."""
+"""The prefix of the keys of rows that are known by their line."""
 REFUSED = frozenset(code for code, state in STATES.items() if state.refused)
 """The codes of rows that fail again unless the row or the model behind its alias changes."""
 NO_MODEL = "model_not_found"

@@ -71,7 +71,7 @@ class Known:
     Attributes:
         line: its line in the input; None until that has shown it.
         digest: its digest as it is in the input.
-        done: that of its result, whose line begins at ``at``; None without one.
+        done: the digest of its result, whose line begins at ``at``; None without one.
         failure: None without one. A row has both if it failed after an edit; the result is then
             that of the row before.
     """
