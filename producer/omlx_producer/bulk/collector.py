@@ -348,7 +348,7 @@ class Collector:
         new = False
         for window in [*self._windows]:
             new |= self._look_at(window)
-        if not new and self.in_flight:
+        if not new and (self.in_flight or self._held):
             time.sleep(min(wait, LOOK_SECONDS))
 
     def _look_at(self, window: WindowBatch) -> bool:

@@ -221,6 +221,19 @@ def test_rows_that_still_wait_or_run_are_not_uploaded_twice(
     assert len(waiting) == len(set(waiting)) == 25 - claimed
 
 
+def test_a_run_whose_room_is_full_of_rows_that_it_no_longer_has_waits_between_its_looks(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Collector(connection, RUN, rows(10), Kept(), window=10)
+    killed.turn(0.01)
+    edited = Collector(connection, RUN, rows(10, start=10), Kept(), window=10)
+    pauses: list[float] = []
+    monkeypatch.setattr(collector_module.time, "sleep", pauses.append)
+    for _ in range(5):
+        edited.turn(0.05)
+    assert pauses == [0.05] * 5
+
+
 def test_the_rows_that_are_done_or_edited_are_swept_away(
     redis_url: str, connection: redis.Redis
 ) -> None:
