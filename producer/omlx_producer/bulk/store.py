@@ -49,6 +49,7 @@ KINDS: tuple[Kind, ...] = ("results", "errors")
 # How lines of the record and of the files begin.
 _RECORD = b'{"version":'
 _LINE = b'{"id":'
+_RUN = re.compile(r"[0-9a-f]{8}")
 _HEAD = re.compile(
     rb'\{"id":\s*"' + ID_PREFIX.encode() + rb'([0-9a-f]{24})",\s*"custom_id":\s*'
     rb'(null|"(?:[^"\\]|\\.)*").*\}\n',
@@ -372,7 +373,8 @@ def _read_record(path: Path) -> tuple[Any, int]:
         return None, 0
     with contextlib.suppress(ValueError, LookupError, TypeError):
         found = json.loads(whole.rpartition(b"\n")[2])
-        if found["version"] == VERSION:
+        is_whole = "settings" in found and _RUN.fullmatch(found["run"])
+        if found["version"] == VERSION and is_whole:
             return found, len(whole) + 1
     raise InvalidRequest(
         None,

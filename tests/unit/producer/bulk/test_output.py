@@ -269,17 +269,29 @@ def test_an_output_has_one_writer(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "other.jsonl") is None
 
 
-def test_what_another_version_wrote_is_told(tmp_path: Path) -> None:
-    of_json, newer, of_sqlite = (tmp_path / f"{name}.jsonl" for name in "abc")
-    run_path(of_json).write_text('{"run": "0123456789ab", "settings": null}\n' * 20)
-    run_path(newer).write_text('{"version": 99, "run": "0123456789ab", "settings": null}\n')
-    with contextlib.closing(sqlite3.connect(run_path(of_sqlite))) as database:
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"run": "01234567", "settings": null}',
+        '{"version": 99, "run": "01234567", "settings": null}',
+        '{"version": 2, "run": "01234567"}',
+        '{"version": 2, "settings": null}',
+        # Batches of other runs have ids that begin with it.
+        '{"version": 2, "run": "", "settings": null}',
+        '{"version": 2, "run": 5, "settings": null}',
+    ],
+)
+def test_a_record_of_a_run_that_is_none_is_told(tmp_path: Path, record: str) -> None:
+    run_path(out := tmp_path / "out.jsonl").write_text(f"{record}\n" * 20)
+    with pytest.raises(InvalidRequest, match="run: another version of omlx-submit wrote it; us"):
+        Output.open(out).__enter__()
+
+
+def test_a_record_of_a_version_with_a_database_is_told(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(run_path(out := tmp_path / "out.jsonl"))) as database:
         database.execute("CREATE TABLE run (id TEXT)")
-    for out in (of_json, newer, of_sqlite):
-        with pytest.raises(
-            InvalidRequest, match="run: another version of omlx-submit wrote it; us"
-        ):
-            Output.open(out).__enter__()
+    with pytest.raises(InvalidRequest, match="run: another version of omlx-submit wrote it; us"):
+        Output.open(out).__enter__()
 
 
 def in_child(work: Callable[[], object]) -> int:
