@@ -230,5 +230,6 @@ end
 local function fail_first(queue, run, entry, row, ...)
   redis.call('HSET', batch_running_key(run, queue), row, entry)
   redis.call('LPOP', batch_waiting_key(run, queue))
+  if redis.call('LLEN', batch_waiting_key(run, queue)) == 0 then redis.call('ZREM', open_key(queue), run) end
   fail_row(queue, run, row, ...)
 end
