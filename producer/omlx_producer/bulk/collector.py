@@ -177,12 +177,12 @@ class Collector:
         if not self._is_begun:
             self._windows = self._find()
             self._is_begun = True
+        if self.stopped and time.monotonic() - self._taken_back_at >= TAKE_BACK_SECONDS:
+            self._take_back()
         self._acknowledge()
         if time.monotonic() - self._reconciled_at > RECONCILE_SECONDS:
             self._reconcile()
         has_more = self._enter()
-        if self.stopped and time.monotonic() - self._taken_back_at >= TAKE_BACK_SECONDS:
-            self._take_back()
         self._collect(0 if has_more else wait)
         if self._commit_is_due():
             self._commit()
@@ -418,6 +418,7 @@ class Collector:
         for window in self._windows:
             known = {*window.batch.take_back([window.queue]), *window.batch.ended().names}
             left = [window.rows.pop(name) for name in [*window.rows] if name not in known]
+            window.unseen = {d: name for d, name in window.unseen.items() if name in known}
             if self.cancelled:
                 self.waited += left
         self._taken_back_at = time.monotonic()

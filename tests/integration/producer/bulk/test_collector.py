@@ -397,6 +397,15 @@ def test_stopping_takes_waiting_rows_out_and_keeps_those_that_run(
     assert jobs_in_redis(connection) == rows_in_redis(connection) == 0
 
 
+def test_a_stopped_run_leaves_no_batch_without_rows(connection: redis.Redis) -> None:
+    Collector(connection, RUN, rows(10), Kept(), window=10).turn(0.01)
+    resumed = Collector(connection, RUN, rows(15, start=5), Kept(), window=10)
+    resumed.turn(0.01)
+    resumed.stop()
+    finish(resumed, 5)
+    assert keys_of_run(connection) == []
+
+
 def test_stopping_needs_no_worker_for_rows_that_were_given_back(connection: redis.Redis) -> None:
     collector = Collector(connection, RUN, rows(5), Kept())
     collector.turn(0.01)
