@@ -308,7 +308,8 @@ class Batch:
         """Check that the batch of an upload is still its own, and was not cancelled."""
         if state in (None, b"failed"):
             raise UnknownJob(
-                f"{self.id}: the upload made no progress for too long and has expired; run it again"
+                f"{self.id}: was deleted during its upload, or the upload made no progress for too "
+                "long and has expired; run it again"
             )
         if state.startswith(b"cancel"):
             raise JobCancelled(self.id, "the batch was cancelled during its upload")
