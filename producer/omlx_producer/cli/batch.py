@@ -20,6 +20,7 @@ from omlx_producer.commands.options import (
     schema_option,
 )
 from omlx_producer.commands.session import goes_on, open_producer, redis_option
+from omlx_producer.errors import UnknownJob
 from omlx_producer.program import JOB_ENDED_BADLY, NOT_ENDED, SectionedCommand, option
 from omlx_producer.terminal import counted, local_time, write
 
@@ -131,10 +132,13 @@ def cancel_batch(batch_id: str, url: str | None) -> str:
     """
     with open_producer(url) as producer:
         batch = Batch(producer.connection, batch_id)
-        batch.cancel()
-        deadline = time.monotonic() + CANCEL_SECONDS
-        while not (state := batch.read()).over and time.monotonic() < deadline:
-            time.sleep(READ_SECONDS)
+        stops, deadline = batch.cancel(), time.monotonic() + CANCEL_SECONDS
+        try:
+            while not (state := batch.read()).over and time.monotonic() < deadline:
+                time.sleep(READ_SECONDS)
+        except UnknownJob:
+            # The command of a run has taken what was left of it.
+            return "cancelled" if stops else "over"
     if not state.over:
         return "stopping"
     return "cancelled" if state.state == "cancelled" else "over"

@@ -54,6 +54,25 @@ def test_the_commands_reach_a_batch_from_anywhere(
     assert len(run("results", batch_id).stdout.splitlines()) == 41
 
 
+def test_a_cancelled_batch_that_its_run_deletes_at_once_is_told_to_be_cancelled(
+    connection: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = Collector(connection, RUN, rows(3), Kept())
+    collector.turn(0.01)
+    [batch] = batches_of_run(connection)
+    leases = table(connection)
+    [job] = claim(leases)
+
+    def end(_: float) -> None:
+        commit(leases, job, done(job.id))
+        while collector.busy:
+            collector.turn(0.0)
+
+    monkeypatch.setattr("omlx_producer.cli.batch.time.sleep", end)
+    told = run("cancel", batch.id)
+    assert (told.exit_code, told.stdout) == (0, "cancelled\n"), told.stderr
+
+
 def test_the_commands_take_the_id_that_the_gateway_has_of_a_batch(
     connection: redis.Redis, run: Run
 ) -> None:
