@@ -53,16 +53,21 @@ def play(decoder: RaggedDecoder, name: str, tokens: int) -> list[int]:
     return made[:tokens]
 
 
+def alone_in(network: nn.Module) -> tuple[RaggedDecoder, list[int]]:
+    """A decoder without rows, and what `PROMPT` has there alone."""
+    decoder = RaggedDecoder(as_ragged(network, drafts=False, checks=False))
+    begin(decoder, "alone", PROMPT, TOKENS)
+    alone = play(decoder, "alone", TOKENS)
+    decoder.remove("alone")
+    return decoder, alone
+
+
 @pytest.mark.parametrize("where", ["in the prompt", "while it decodes"])
 def test_the_next_row_in_its_slot_has_the_text_that_it_has_alone(
     network: nn.Module, where: str
 ) -> None:
     with unfused():
-        model = as_ragged(network, drafts=False, checks=False)
-        decoder = RaggedDecoder(model)
-        begin(decoder, "alone", PROMPT, TOKENS)
-        alone = play(decoder, "alone", TOKENS)
-        decoder.remove("alone")
+        decoder, alone = alone_in(network)
 
         begin(decoder, "company", [1, 2, 3], 400)
         with overflow(network):
@@ -81,11 +86,7 @@ def test_the_next_row_in_its_slot_has_the_text_that_it_has_alone(
 @pytest.mark.parametrize("network", ["gemma3_text", "deepseek_v3"], indirect=True)
 def test_the_rows_beside_it_have_the_text_that_they_have_alone(network: nn.Module) -> None:
     with unfused():
-        model = as_ragged(network, drafts=False, checks=False)
-        decoder = RaggedDecoder(model)
-        begin(decoder, "alone", PROMPT, TOKENS)
-        alone = play(decoder, "alone", TOKENS)
-        decoder.remove("alone")
+        decoder, alone = alone_in(network)
 
         with overflow(network):
             begin(decoder, "spoilt", [1, 2, 3, 4] * 50, 60)
