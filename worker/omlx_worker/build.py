@@ -51,10 +51,7 @@ def load_engine(settings: WorkerSettings, tell: Tell = lambda _: None) -> Decodi
     Raises:
         ModelError: if the model does not exist or cannot be loaded.
     """
-    from omlx_worker.engine.ragged.footprint import release
-
     loader = _loader()
-    release()
     loader.choose_fusion(settings.model)
     engine: DecodingEngine = loader.load_engine(
         settings.model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,12 +72,6 @@ def keep_within(limit: int) -> None:
     """
     mx.set_memory_limit(limit)
     mx.set_cache_limit(min(limit // _CACHE_SHARE, _MOST_CACHED))
-
-
-def release() -> None:
-    """Free what an engine that has ended held, and the buffers that were kept for it."""
-    gc.collect()
-    mx.clear_cache()
 
 
 def _free() -> int:
