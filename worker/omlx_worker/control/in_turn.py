@@ -129,7 +129,7 @@ class ModelsInTurn(RecordedWorker):
         if self._signals.at_once:
             return False
         if (away := self._outage.seconds) > self._settings.redis_grace:
-            raise RedisGone(f"unavailable for {away:.0f} s, longer than --redis-grace")
+            raise RedisGone(away)
         if self._loaded is not None:
             self._attend_process(self._loaded, burst)
         if self._over or (self._signals.asked and self._loaded is None):

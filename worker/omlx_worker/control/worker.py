@@ -44,7 +44,10 @@ LOOK_SECONDS = 2.0
 
 
 class RedisGone(ConnectionError):
-    """Redis was away for longer than ``redis_grace``."""
+    """Redis was away for longer than ``redis_grace``: for these seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"unavailable for {seconds:.0f} s, longer than --redis-grace")
 
 
 class GenerationWorker(RecordedWorker):
@@ -153,8 +156,7 @@ class GenerationWorker(RecordedWorker):
             return False
         self._machine.keep_awake(len(self.leases) > 0 or self.loaded.is_loading)
         if self.redis_away > self._settings.redis_grace:
-            away = f"{self.redis_away:.0f} s"
-            raise RedisGone(f"unavailable for {away}, longer than --redis-grace")
+            raise RedisGone(self.redis_away)
         if self._signals.asked and not self._draining:
             self._draining = True
             self._wind_down()
