@@ -163,13 +163,17 @@ class Splitter:
         place = self._markup.by_token.get(found[0])
         if place is not None:
             return self._before + found.start() + place in self._marks
-        return not self._is_late(found[0], found.string[at : found.start()])
+        return not self._is_late(found[0], found.string, at, found.start())
 
-    def _is_late(self, marker: str, before: str) -> bool:
-        """Whether a marker has words of the content before it that it must not have."""
+    def _is_late(self, marker: str, text: str, at: int, start: int) -> bool:
+        """Whether a marker has words of the content before it that it must not have.
+
+        Args:
+            at, start: where the text of its part and the marker begin.
+        """
         if marker not in self._markup.early or self.part != "content":
             return False
-        return self._has_content or bool(before.strip())
+        return self._has_content or _past(_SPACE, text, at) < start
 
     def end(self, *, cut: bool = False) -> Iterator[Span]:
         """What was held back: the text ends here.
@@ -231,7 +235,7 @@ class Splitter:
         by_token = begun and self._markup.by_token.get(marker) == 0
         at = self._before + len(text) - begun
         no_token = by_token and at not in self._marks
-        return 0 if no_token or self._is_late(marker, text[: len(text) - begun]) else begun
+        return 0 if no_token or self._is_late(marker, text, 0, len(text) - begun) else begun
 
     def _from_gap(self, text: str) -> str:
         """A text with the gap before it, which is then empty."""
