@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from omlx_producer.client.chunks import ChatChunks
@@ -69,9 +70,9 @@ class ResponseEvents:
             response = ended_response(self._begun, reason, self._items, event.usage)
             yield self._event(f"response.{response['status']}", response=response)
 
-    @property
+    @cached_property
     def _begun(self) -> dict[str, Any]:
-        """The response before its output."""
+        """The response before its output, once the first event has told its head."""
         return begun_response(self._request, self._chunks.head)
 
     def _write(self, kind: str, text: str | None) -> Iterator[dict[str, Any]]:
