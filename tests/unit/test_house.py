@@ -22,7 +22,7 @@ MAX_OWN_IMPORTS = 10
 MORE_OWN_IMPORTS = {
     "omlx_worker.control.worker": 13,
     "omlx_worker.decode.loop": 11,
-    "omlx_worker.decode.thread": 14,
+    "omlx_worker.decode.thread": 13,
     "omlx_worker.engine.loading.loader": 24,
 }
 # What the modules of a room may not import.

@@ -114,6 +114,11 @@ class End:
         return cls("invalid_request", got, error.field or "", remedy)
 
     @classmethod
+    def failing(cls, sentence: str) -> Self:
+        """The end of a job that went wrong, in a sentence that may have line ends."""
+        return cls("failed", one_line(sentence))
+
+    @classmethod
     def read(cls, usual: str, code: str, told: str, field: str, remedy: str) -> Self:
         """An end without an answer, from its parts as they travel.
 

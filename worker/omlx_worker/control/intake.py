@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from redis import Redis
 from rq.job import Job
 
-from omlx_producer.errors import one_line, unquoted
+from omlx_producer.errors import unquoted
 from omlx_producer.wire import (
     LOOPS,
     End,
@@ -92,7 +92,7 @@ class Intake:
         except Exception as error:
             log.error("job %s could not be prepared", claim.id, exc_info=unquoted(error))
             sentence = f"the job could not be prepared: {type(error).__name__}: {error}"
-            return End("failed", one_line(sentence))
+            return End.failing(sentence)
         finally:
             claim.data = b""
             if claim.data_bytes > LARGE_BYTES:

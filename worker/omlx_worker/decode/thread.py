@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from omlx_producer.errors import InvalidRequest, one_line
-from omlx_producer.wire import End
+from omlx_producer.wire import End, InvalidRequest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -233,7 +232,7 @@ class DecodeThread:
 
     def _blame(self, failure: EngineFailed) -> None:
         """Fail the jobs that were running when the engine raised."""
-        reason = End("failed", one_line(f"the engine failed on this job: {failure}"))
+        reason = End.failing(f"the engine failed on this job: {failure}")
         for job in list(self._active.values()):
             if any(row in failure.rows for row in job.rows):
                 self._end(job, reason)
