@@ -35,7 +35,7 @@ from omlx_worker.bench.report import machine, table_of
 from omlx_worker.bench.sides import AUTO, DecoderSide, Side
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import Unsupported
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from scripts.bench.given_prompts import (
     GivenBatchGenerator,
     GivenDecoder,

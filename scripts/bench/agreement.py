@@ -21,7 +21,8 @@ from mlx_lm.generate import generate_step
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from scripts.bench.models import add_model_options, model_of
 
 CHUNK = 512
@@ -40,9 +41,8 @@ def by_ragged(
     decoder = RaggedDecoder(model, depth)
     texts: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for (name, _), prompt in zip(texts.items(), prompts, strict=True):
-        decoder.add(Row(name, list(prompt), 1 << 20, Sampling(temperature=0.0)))
-        while decoder.prefill({name: CHUNK})[name]:
-            pass
+        request = RowRequest(name, list(prompt), 1 << 20, Sampling(temperature=0.0))
+        decoder.enter(Row(request))
     while min(len(text) for text in texts.values()) < tokens:
         for step in decoder.step():
             texts[step.row_id] += [sampled.token for sampled in step.tokens]

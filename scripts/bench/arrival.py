@@ -28,12 +28,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.decode.row import BULK, DEFAULT
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.loader import choose_fusion, load_engine
 from omlx_worker.engine.ragged.footprint import PREFIX_SHARE, budget
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import BULK, DEFAULT
 from scripts.bench.in_process import InProcess
 from scripts.bench.shapes import SHAPES, random_network
 
@@ -58,7 +58,7 @@ def stand_in(folder: Path) -> None:
         shutil.copy(file, folder)
 
 
-def gaps(engine: InProcess, steps: int, until: Row | None = None) -> list[float]:
+def gaps(engine: InProcess, steps: int, until: RowRequest | None = None) -> list[float]:
     """Seconds between emissions, for ``steps`` of them or until a row's first token."""
     found: list[float] = []
     last = time.perf_counter()
@@ -165,7 +165,10 @@ def main() -> None:
         if args.jobs:
             if not args.cold:
                 began = time.process_time()
-                print(f"warm-up: {engine.warm_up()} traces, {loaded.contests} contests, ", end="")
+                print(
+                    f"warm-up: {engine.warm_up()} traces, {loaded.delays.contests} contests, ",
+                    end="",
+                )
                 print(f"{time.process_time() - began:.1f} CPU seconds")
             level = BULK if args.bulk else DEFAULT
             arrivals(engine, args.jobs, args.every, args.longest, level, args.seed)

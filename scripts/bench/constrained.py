@@ -40,7 +40,8 @@ from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.rows.constraints import Grammar, Grammars
-from omlx_worker.engine.rows.row import Known, Row, Sampling
+from omlx_worker.engine.rows.request import Sampling
+from omlx_worker.engine.rows.row import Row
 from scripts.bench.given_prompts import GivenDecoder, PromptCaches
 from scripts.bench.models import add_model_options, model_of
 from scripts.bench.synthetic_tokens import SyntheticGrammars
@@ -76,9 +77,10 @@ class Constraining(GivenDecoder):
         self._grammar = grammar
         self._first = first
 
-    def add(self, row: Row) -> Known:
-        held = int(row.row_id) >= self._first
-        return super().add(replace(row, grammar=self._grammar) if held else row)
+    def add(self, row: Row) -> int:
+        if int(row.row_id) >= self._first:
+            row.request = replace(row.request, grammar=self._grammar)
+        return super().add(row)
 
 
 def grammar_of(name: str, grammars: Grammars) -> Grammar | None:

@@ -39,7 +39,7 @@ from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from scripts.bench.models import add_model_options, model_of
 
 DEPTH = 3

@@ -34,10 +34,10 @@ from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.loading.checkpoint import DEMO
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.settings import WorkerSettings
 
 FIXED = ("batched", "mtp")
@@ -72,14 +72,14 @@ class Mode:
         while left or running:
             while left and running < jobs:
                 [row] = self._engine.prepare(left.pop(), f"bench-{next(numbers)}")
-                self._loop.add([DecodeRow(row)])
+                self._loop.add([Row(row)])
                 running += 1
-            stalls = self._engine.stalls
+            before = self._engine.delays
             emissions = self._loop.act() or []
             if emissions:
                 tokens += sum(len(emission.tokens) for emission in emissions)
                 running -= sum(emission.finish_reason is not None for emission in emissions)
-                self._stepped(emissions, jobs, traced=self._engine.stalls != stalls)
+                self._stepped(emissions, jobs, traced=self._engine.delays != before)
         if counts:
             self.speeds[jobs].append(tokens / (self._clock() - began))
 

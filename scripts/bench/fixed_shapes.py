@@ -35,7 +35,8 @@ from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from scripts.bench.models import add_model_options, model_of
 
 Texts = dict[str, list[int]]
@@ -61,7 +62,7 @@ def decoder_of(network: nn.Module, args: argparse.Namespace, *, fixed: bool) -> 
     return RaggedDecoder(model, args.depth, args.lookup, fixed=args.slots if fixed else 0)
 
 
-def texts_of(decoder: RaggedDecoder, rows: Sequence[Row], slots: int, chunk: int) -> Texts:
+def texts_of(decoder: RaggedDecoder, rows: Sequence[RowRequest], slots: int, chunk: int) -> Texts:
     """Decode rows, as many at a time as there are slots.
 
     Args:
@@ -70,26 +71,24 @@ def texts_of(decoder: RaggedDecoder, rows: Sequence[Row], slots: int, chunk: int
     texts: Texts = {row.row_id: [] for row in rows}
     coming, running = list(rows), dict[str, int]()
     while coming or running:
-        joining = [coming.pop(0) for _ in range(min(slots - len(running), len(coming)))]
+        joining = [Row(coming.pop(0)) for _ in range(min(slots - len(running), len(coming)))]
         for row in joining:
             decoder.add(row)
-        left = {row.row_id: chunk for row in joining}
-        while left:
-            read = decoder.prefill(left)
-            left = {name: chunk for name, rest in read.items() if rest}
-        running |= {row.row_id: row.max_tokens for row in joining}
+        while left := {row: chunk for row in joining if row.left}:
+            decoder.read(left)
+        running |= {row.row_id: row.request.max_tokens for row in joining}
         for step in decoder.step():
             if step.row_id not in running:
                 continue
             texts[step.row_id] += [sampled.token for sampled in step.tokens]
             if len(texts[step.row_id]) >= running[step.row_id]:
                 del texts[step.row_id][running.pop(step.row_id) :]
-                decoder.remove(step.row_id)
+                decoder.leave(step.row)
     return texts
 
 
 def parted(
-    network: nn.Module, rows: Sequence[Row], args: argparse.Namespace, *, fixed: bool
+    network: nn.Module, rows: Sequence[RowRequest], args: argparse.Namespace, *, fixed: bool
 ) -> int:
     """How many texts are not the same the second time."""
     decoder = decoder_of(network, args, fixed=fixed)
@@ -99,20 +98,19 @@ def parted(
     return sum(first[name] != text for name, text in second.items())
 
 
-def step_times(decoder: RaggedDecoder, rows: Sequence[Row], steps: int) -> float:
+def step_times(decoder: RaggedDecoder, rows: Sequence[RowRequest], steps: int) -> float:
     """Milliseconds of a step with these rows."""
-    for row in rows:
-        decoder.add(row)
-        while decoder.prefill({row.row_id: 512})[row.row_id]:
-            pass
+    running = [Row(row) for row in rows]
+    for row in running:
+        decoder.enter(row)
     for _ in range(SETTLE):
         decoder.step()
     began, began_process = time.perf_counter(), time.process_time()
     for _ in range(steps):
         decoder.step()
     wall, busy = time.perf_counter() - began, time.process_time() - began_process
-    for row in rows:
-        decoder.remove(row.row_id)
+    for row in running:
+        decoder.leave(row)
     # The processor's own time, which other programs do not lengthen, where it does the work.
     return 1e3 * (busy if mx.default_device() == mx.cpu else wall) / steps
 
@@ -136,7 +134,7 @@ def main() -> None:
     chance = random.Random(0)
     prompts = heldout_prompts(tokenizer, args.context, args.rows)
     rows = [
-        Row(str(n), prompt[: chance.randint(8, args.context)], args.tokens, sampling_of(n))
+        RowRequest(str(n), prompt[: chance.randint(8, args.context)], args.tokens, sampling_of(n))
         for n, prompt in enumerate(prompts)
     ]
     how = "alone" if args.alone else "in other company"
@@ -151,7 +149,8 @@ def main() -> None:
 
     decoders = {side: decoder_of(network, args, fixed=fixed) for side, fixed in sides.items()}
     long = [
-        Row(str(n), prompts[n % len(prompts)], 1 << 14, sampling_of(n)) for n in range(args.slots)
+        RowRequest(str(n), prompts[n % len(prompts)], 1 << 14, sampling_of(n))
+        for n in range(args.slots)
     ]
     for count in sorted({args.slots, 1}, reverse=True):
         laps: dict[str, list[float]] = {side: [] for side in sides}

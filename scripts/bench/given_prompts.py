@@ -7,7 +7,7 @@ prompts itself. Each side starts every lap from copies of the same caches instea
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
@@ -17,14 +17,15 @@ from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import Page, Seat, indices
+from omlx_worker.engine.caches.layout import Seat, indices
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.batch import Batch, Held
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.ragged.reading import read
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
-from omlx_worker.engine.rows.row import Known, Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Report, Row
 
 Layers = list[list[mx.array]]
 """What each layer holds of a prompt: keys and values ``[1, H, L, D]``, or states ``[1, ...]``."""
@@ -43,17 +44,17 @@ class PromptCaches:
         self._prompts.clear()
         batch = Batch(self._model)
         for prompt in prompts:
-            reading = Reading(Row("", prompt, 1, Sampling()), prompt)
-            while length := min(LONGEST_CHUNK, reading.left):
-                batch.reserve([(reading.pages, reading.done + length)])
-                read(self._model, batch.caches, [reading], [length])
-            seat = Seat(0, indices(reading.pages))
+            row, held = Row(RowRequest("", prompt, 1, Sampling())), Held()
+            while length := min(LONGEST_CHUNK, row.left):
+                batch.reserve([(row, row.computed + length)])
+                read(self._model, batch.caches, [(row, held)], [length])
+            seat = Seat(0, indices(row.pages))
             layers = self._prompts[tuple(prompt)] = [
-                cache.held(seat, reading.done) if cache.paged else states
-                for cache, states in zip(batch.caches, reading.states, strict=True)
+                cache.held(seat, row.computed) if cache.paged else states
+                for cache, states in zip(batch.caches, held.layers, strict=True)
             ]
             mx.eval(layers)
-            batch.release(reading.pages)
+            batch.release(row)
 
     def layers_of(self, prompt: Sequence[int], *, head: bool = False) -> Layers:
         """Those of one prompt, the head's left out unless asked for."""
@@ -118,23 +119,24 @@ class GivenDecoder(RaggedDecoder):
         super().__init__(model, depth, lookup)
         self._given = caches
 
-    def add(self, row: Row) -> Known:
-        pages = list[Page]()
-        self.reserve([(pages, row.length - 1)])
-        layers = self._given.layers_of(row.prompt, head=self._model.drafter is not None)
-        seat = Seat(0, indices(pages))
+    def add(self, row: Row) -> int:
+        held = self.rows[row] = Held()
+        row.computed = row.left
+        self.reserve([(row, row.computed)])
+        layers = self._given.layers_of(row.request.prompt, head=self._model.drafter is not None)
+        seat = Seat(0, indices(row.pages))
         for cache, part in zip(self.caches, layers, strict=True):
             if cache.paged:
                 cache.write(seat, part)
                 mx.eval(cache.arrays)
-        states = [
+        held.layers = [
             [] if cache.paged else part for cache, part in zip(self.caches, layers, strict=True)
         ]
-        self.join([(row, pages, states)])
-        return Known()
+        self.join([row])
+        return 0
 
-    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
-        return dict.fromkeys(tokens, 0)
+    def read(self, tokens: Mapping[Row, int]) -> dict[Row, Report]:  # noqa: ARG002
+        return {}
 
 
 class _Keys(KVCache):

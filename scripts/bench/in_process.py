@@ -9,9 +9,10 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import DEFAULT, DecodeRow
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Engine
-from omlx_worker.engine.rows.row import Emission, Row
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import DEFAULT, Row
 
 
 class InProcess:
@@ -33,17 +34,17 @@ class InProcess:
         self.counters = Counters()
         self._loop = DecodeLoop(engine, budget, self.counters, driver=driver, chunks=chunks)
 
-    def add(self, request: GenerationRequest, name: str, level: int = DEFAULT) -> Row:
+    def add(self, request: GenerationRequest, name: str, level: int = DEFAULT) -> RowRequest:
         """Submit a request of one choice; returns its row."""
         [row] = self._engine.prepare(request, name)
-        self._loop.add([DecodeRow(row, level)])
+        self._loop.add([Row(row, level)])
         return row
 
     def warm_up(self) -> int:
         """Run through the list of shapes; returns how many were traced."""
         while self._engine.warm_up():
             pass
-        return self._engine.traces
+        return self._engine.delays.traces
 
     def act(self) -> list[Emission]:
         """Read a chunk of a prompt or run a step; returns the tokens that came out of it."""

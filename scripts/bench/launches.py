@@ -96,7 +96,8 @@ from omlx_worker.engine.kernels.trial import Form  # noqa: E402
 from omlx_worker.engine.loading.families import as_ragged  # noqa: E402
 from omlx_worker.engine.models.mtp import with_head  # noqa: E402
 from omlx_worker.engine.ragged.decoder import RaggedDecoder  # noqa: E402
-from omlx_worker.engine.rows.row import Row, Sampling  # noqa: E402
+from omlx_worker.engine.rows.request import RowRequest, Sampling  # noqa: E402
+from omlx_worker.engine.rows.row import Row  # noqa: E402
 from scripts.bench.shapes import shape_of  # noqa: E402
 
 MODELS = {"llama-8b": (0,), "qwen3-0.6b": (0,), "4b": (0, 3), "35b-a3b": (0, 3)}
@@ -192,13 +193,12 @@ def of_ragged(network: nn.Module, depth: int, deepest: int = 0, lookup: int = 0)
     submit, gather, submitted = mx.async_eval, mx.gather_mm, list[Any]()
     mx.gather_mm = _gathered  # a CPU has it in float32 alone
     with unfused():
-        decoder.add(Row("", [1, 2, 3], 100, Sampling(temperature=0)))
-        decoder.prefill({"": 3})
+        decoder.enter(Row(RowRequest("", [1, 2, 3], 100, Sampling(temperature=0))))
         for _ in range(3):  # the first steps have no drafts and no kept inputs yet
-            decoder.step({"": depth})
+            decoder.step(depth)
     mx.gather_mm = gather
     mx.async_eval = lambda *arrays: submitted.extend(arrays)
-    decoder.step({"": depth})
+    decoder.step(depth)
     mx.async_eval = submit
     return counted(submitted)
 

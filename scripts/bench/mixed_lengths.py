@@ -21,16 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import Page
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.batch import Batch, Held
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix_arrays import ArraySpec, LayerSpecs
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 
 STEPS = 16
 """Of a stretch, at most; fewer where a tail would fill up in a run."""
@@ -55,8 +55,8 @@ class Contender:
     def fill(self, model: RaggedModel, depth: int) -> None:
         self.batch = RaggedDecoder(model, depth)
         for index, length in enumerate(self.lengths):
-            row = Row(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
-            join_made_up(self.batch, model, row)
+            request = RowRequest(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
+            join_made_up(self.batch, model, Row(request))
         self.bodies = sum(
             array.nbytes
             for cache in self.batch.caches
@@ -81,13 +81,14 @@ class Contender:
 
 def join_made_up(batch: Batch, model: RaggedModel, row: Row) -> None:
     """Let a row join as if its prompt had been read. Its pages have any contents."""
-    length, pages = row.length - 1, list[Page]()
-    batch.reserve([(pages, length)])
-    states = [
+    length = row.computed = row.left
+    batch.reserve([(row, length)])
+    layers = [
         [_made_up(spec, length) for spec in specs if spec.positions is not None]
         for specs in LayerSpecs.of(model).layers
     ]
-    batch.join([(row, pages, states)])
+    batch.rows[row] = Held(layers)
+    batch.join([row])
 
 
 def _made_up(spec: ArraySpec, length: int) -> mx.array:

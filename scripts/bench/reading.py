@@ -14,7 +14,8 @@ from mlx_lm.generate import BatchGenerator
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 
 
 @dataclass
@@ -77,17 +78,20 @@ def read_by_ragged(network: nn.Module, prompts: Sequence[list[int]], laps: int) 
     reading = Reading("ragged", len(prompts), len(prompts[0]))
     for number in range(laps + 1):
         began = time.perf_counter()
-        for index, prompt in enumerate(prompts):
-            decoder.add(Row(str(index), list(prompt), 1 << 20, Sampling(temperature=0.0)))
+        rows = [
+            Row(RowRequest(str(index), list(prompt), 1 << 20, Sampling(temperature=0.0)))
+            for index, prompt in enumerate(prompts)
+        ]
+        for row in rows:
+            decoder.add(row)
         seen: dict[str, float] = {}
-        chunk = {str(index): LONGEST_CHUNK for index in range(len(prompts))}
-        while any(decoder.prefill(chunk).values()):
-            pass
+        while left := [row for row in rows if row.left]:
+            decoder.read(dict.fromkeys(left, LONGEST_CHUNK))
         while len(seen) < len(prompts):
             for step in decoder.step():
                 seen.setdefault(step.row_id, time.perf_counter() - began)
-        for index in range(len(prompts)):
-            decoder.remove(str(index))
+        for row in rows:
+            decoder.leave(row)
         if number:
             reading.first.append(min(seen.values()))
             reading.last.append(max(seen.values()))

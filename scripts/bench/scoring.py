@@ -19,7 +19,8 @@ import mlx.nn as nn
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from scripts.bench.models import add_model_options, model_of
 
 Scores = list[list[float]]
@@ -47,16 +48,15 @@ def by_ragged(decoder: RaggedDecoder, prompts: Sequence[list[int]], together: in
     """A chunk of each of some prompts in one call."""
     scores: Scores = [[] for _ in prompts]
     for start in range(0, len(prompts), together):
-        chunk = {}
+        rows = []
         for index in range(start, min(start + together, len(prompts))):
             sampling = Sampling(temperature=0.0)
-            decoder.add(Row(str(index), prompts[index], 0, sampling, prompt_logprobs=0))
-            chunk[str(index)] = 512
-        while chunk:
-            left = decoder.prefill(chunk)
-            chunk = {name: 512 for name in chunk if left[name]}
-        for name, told in decoder.take_reports().items():
-            scores[int(name)] = [each.logprob or 0.0 for each in told]
+            request = RowRequest(str(index), prompts[index], 0, sampling, prompt_logprobs=0)
+            rows.append(Row(request))
+            decoder.add(rows[-1])
+        while left := {row: 512 for row in rows if row.left}:
+            for row, told in decoder.read(left).items():
+                scores[int(row.row_id)] = [each.logprob or 0.0 for each in told]
     return scores
 
 

@@ -11,7 +11,8 @@ import mlx.nn as nn
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 
 DEPTH = 3
 
@@ -72,9 +73,8 @@ def _decoded(
     drafted, accepted = ([0] * DEPTH for _ in range(2))
     for prompt in prompts:
         decoder = RaggedDecoder(model, DEPTH)
-        decoder.add(Row("row", prompt, tokens, Sampling(temperature=0.0)))
-        while decoder.prefill({"row": 512})["row"]:
-            pass
+        row = Row(RowRequest("row", prompt, tokens, Sampling(temperature=0.0)))
+        decoder.enter(row)
         text: list[int] = []
         while len(text) < tokens:
             for step in decoder.step():
@@ -83,5 +83,5 @@ def _decoded(
                     drafted[place] += step.drafted > place
                     accepted[place] += step.accepted > place
         texts.append(text[:tokens])
-        decoder.remove("row")
+        decoder.leave(row)
     return texts, [took / max(made, 1) for took, made in zip(accepted, drafted, strict=True)]

@@ -11,7 +11,8 @@ import mlx.nn as nn
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from tests.helpers.decoding import enter
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ def first_draft_acceptance(
 def _greedy(model: RaggedModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     decoder = RaggedDecoder(model)
     for index, prompt in enumerate(prompts):
-        decoder.add(Row(str(index), list(prompt), tokens, Sampling(temperature=0.0)))
-        decoder.prefill({str(index): len(prompt)})
+        enter(decoder, RowRequest(str(index), list(prompt), tokens, Sampling(temperature=0.0)))
     generated: list[list[int]] = [[] for _ in prompts]
     while any(len(part) < tokens for part in generated):
         for step in decoder.step():

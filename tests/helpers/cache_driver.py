@@ -9,10 +9,11 @@ import mlx.core as mx
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.batch import BatchRow
+from omlx_worker.engine.ragged.batch import seat_of
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.rows.request import RowRequest
 from omlx_worker.engine.rows.row import Row
-from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.decoding import GREEDY, Loaded, enter
 from tests.helpers.readers import Held, read_apart
 
 LENGTH = 140
@@ -29,6 +30,7 @@ class Driver:
         self.tokens = tokens
         self.decoder: RaggedDecoder = loaded.decoder(depth=3)
         self.rng = random.Random(seed)
+        self.rows: dict[str, Row] = {}
         self.histories: dict[str, list[int]] = {}
         self.futures: dict[str, list[int]] = {}
         self.steps = 0
@@ -43,9 +45,8 @@ class Driver:
         # Few prompts, so that mlx-lm need not generate what follows them for each join.
         ours = random.Random(length * PROMPTS + self.steps % PROMPTS)
         prompt = [ours.randrange(256) for _ in range(length)]
-        self.decoder.add(Row(name, prompt, self.tokens, GREEDY, depth=depth))
-        while self.decoder.prefill({name: 16})[name]:
-            pass
+        request = RowRequest(name, prompt, self.tokens, GREEDY, depth=depth)
+        self.rows[name] = enter(self.decoder, request, chunk=16)
         self.histories[name] = prompt
         self.futures[name] = self.loaded.greedy(prompt, self.tokens + 8)
 
@@ -55,16 +56,18 @@ class Driver:
 
     def suspend(self, place: int) -> None:
         if place < len(self.histories):
-            self.decoder.suspend(list(self.histories)[place])
+            row = self.rows[list(self.histories)[place]]
+            if row.slot is not None:
+                self.decoder.suspend(row)
 
     def resume(self, place: int) -> None:
         if place < len(self.histories):
-            name = list(self.histories)[place]
-            if name in self.decoder.suspended:
-                self.decoder.resume(name)
+            row = self.rows[list(self.histories)[place]]
+            if row.slot is None:
+                self.decoder.resume(row)
 
     def _drop(self, name: str) -> None:
-        self.decoder.remove(name)
+        self.decoder.leave(self.rows.pop(name))
         del self.histories[name], self.futures[name]
 
     def step(self, worth: float, times: int, depth: int) -> None:
@@ -73,12 +76,12 @@ class Driver:
             if not self.histories:
                 return
             self._forge(worth)
-            assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
+            assert self.decoder.step(depth) == []
             self.steps += 1
             self.scattered |= any(
                 sorted(seat.pages) != [*range(min(seat.pages), max(seat.pages) + 1)]
-                for row in self.decoder.rows.values()
-                if (seat := row.seat).pages
+                for row in self.decoder.seated
+                if (seat := seat_of(row)).pages
             )
 
     def _land(self) -> None:
@@ -97,8 +100,8 @@ class Driver:
         if "drafts" not in self.decoder.state:
             return
         drafts: Any = self.decoder.state["drafts"].tolist()
-        for name, row in self.decoder.rows.items():
-            future = self.futures[name]
+        for row in self.decoder.seated:
+            future = self.futures[row.row_id]
             for place in range(len(drafts[row.slot])):
                 right = self.rng.random() < worth
                 drafts[row.slot][place] = (future[place] + (not right)) % 256
@@ -107,27 +110,28 @@ class Driver:
     def check(self) -> None:
         self._land()
         state: Any = {k: v.tolist() for k, v in self.decoder.state.items()}
-        for name, row in self.decoder.rows.items():
-            history = self.histories[name]
+        for row in self.decoder.seated:
+            history = self.histories[row.row_id]
             cursor = state["cursors"][row.slot]
             assert cursor == len(history) - 1
             self._compare(row, history, cursor, state["accepted"][row.slot])
             self.checked += 1
 
-    def _read(self, row: Row, history: list[int]) -> Held:
+    def _read(self, history: list[int]) -> Held:
         return read_apart(self.decoder._model, history, len(history) - 1)
 
-    def _compare(self, row: BatchRow, history: list[int], cursor: int, accepted: int) -> None:
+    def _compare(self, row: Row, history: list[int], cursor: int, accepted: int) -> None:
         """Hold each layer against a fresh reading of the same tokens."""
         # Recurrent layers have yet to replay the drafts accepted last.
         fresh, recurrent = (
-            self._read(row.request, history[: length + 1]) for length in (cursor, cursor - accepted)
+            self._read(history[: length + 1]) for length in (cursor, cursor - accepted)
         )
         for layer, cache in enumerate(self.decoder.caches):
             if isinstance(cache, AttentionCache):
                 if not cursor:
                     continue
-                arrays, behind = cache.held(row.seat, row.body_length), cursor - row.body_length
+                body_length = self.decoder.rows[row].body_length
+                arrays, behind = cache.held(seat_of(row), body_length), cursor - body_length
                 for held, tail, wanted in zip(arrays, cache.tails, fresh[layer], strict=True):
                     got = mx.concatenate([held, tail[row.slot, None, :, :behind]], axis=2)
                     assert mx.allclose(got, wanted, rtol=1e-3, atol=1e-3).item()

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.loading.tokenizer import read_tokenizer
 from omlx_worker.engine.rows.reply import ReplyForm
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.text import RowText, decode_faithfully
 from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
 from omlx_worker.engine.rows.vocabulary import tokens_of
@@ -189,6 +189,6 @@ def answer_of(
 ) -> dict[str, Any]:
     """The message of a row with these tokens."""
     decode_faithfully(tokenizer)
-    text = RowText(Row("j:0", [1], len(tokens) + 1, Sampling(), reply=form), tokenizer)
+    text = RowText(RowRequest("j:0", [1], len(tokens) + 1, Sampling(), reply=form), tokenizer)
     said = "".join(text.feed(token).text for token in tokens) + text.cut()
     return message_of(said, form, "j:0", marks=[mark.offset for mark in text.marks], cut=cut)

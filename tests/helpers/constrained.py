@@ -11,9 +11,10 @@ from omlx_producer.wire import FinishReason
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.constraints import Grammar, Grammars
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.rows.text import RowText, decode_faithfully
-from tests.helpers.decoding import GREEDY, Loaded, row
+from tests.helpers.decoding import GREEDY, Loaded, enter, record, row
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -64,7 +65,7 @@ def constrained(
     prompt: str = "def f(x):\n",
     tokens: int = 160,
     loaded: Loaded | None = None,
-) -> Row:
+) -> RowRequest:
     """A row that ends at an end token; of the demo model and of `ORDER` by default."""
     tokenizer = (loaded or Loaded.demo()).tokenizer
     made = row(name, tokenizer.encode(prompt), tokens, sampling)
@@ -74,7 +75,7 @@ def constrained(
 
 def free(
     name: str, sampling: Sampling = GREEDY, *, tokens: int = 40, loaded: Loaded | None = None
-) -> Row:
+) -> RowRequest:
     """A row without a constraint, which ends at its limit."""
     tokenizer = (loaded or Loaded.demo()).tokenizer
     return row(name, tokenizer.encode("class Stack:\n"), tokens, sampling)
@@ -82,7 +83,7 @@ def free(
 
 def play(
     decoder: RaggedDecoder,
-    rows: Sequence[Row],
+    rows: Sequence[RowRequest | Row],
     *,
     pause: Mapping[str, tuple[int, int]] | None = None,
     loaded: Loaded | None = None,
@@ -93,21 +94,20 @@ def play(
         pause: rows that are suspended before some step, and the step before which they resume.
     """
     tokenizer = (loaded or Loaded.demo()).tokenizer
-    texts = {row.row_id: RowText(row, tokenizer) for row in rows}
-    tokens = {row.row_id: list(row.generated) for row in rows}
+    records = {each.row_id: record(each) for each in rows}
+    texts = {name: RowText(row.request, tokenizer) for name, row in records.items()}
+    tokens = {name: row.text_tokens() for name, row in records.items()}
     said = {name: [texts[name].feed(token).text for token in tokens[name]] for name in texts}
     steps = dict.fromkeys(texts, 0)
     ended: dict[str, Ended] = {}
-    for each in rows:
-        decoder.add(each)
-        while decoder.prefill({each.row_id: 64})[each.row_id]:
-            pass
+    for each in records.values():
+        enter(decoder, each, chunk=64)
     for now in range(5_000):
         for name, (begin, end) in (pause or {}).items():
             if name not in ended and now == begin:
-                assert decoder.suspend(name)
+                decoder.suspend(records[name])
             if name not in ended and now == end:
-                decoder.resume(name)
+                decoder.resume(records[name])
         for step in decoder.step():
             name = step.row_id
             if name in ended:
@@ -125,7 +125,7 @@ def play(
                 said[name].append(texts[name].cut())
                 reason = "length"
             if reason:
-                decoder.remove(name)
+                decoder.leave(records[name])
                 ended[name] = Ended("".join(said[name]), reason, tuple(tokens[name]), steps[name])
         if len(ended) == len(rows):
             return ended

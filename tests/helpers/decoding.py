@@ -16,11 +16,14 @@ from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_worker.engine.caches import layout
+from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -62,28 +65,53 @@ def small_classes() -> AbstractContextManager[Any]:
     return patch.multiple(layout, FIRST_LIMIT=64, MIN_CAPACITY=32)
 
 
-def row(name: str, prompt: Sequence[int], tokens: int, sampling: Sampling = GREEDY) -> Row:
-    return Row(row_id=name, prompt=list(prompt), max_tokens=tokens, sampling=sampling)
+def row(name: str, prompt: Sequence[int], tokens: int, sampling: Sampling = GREEDY) -> RowRequest:
+    return RowRequest(row_id=name, prompt=list(prompt), max_tokens=tokens, sampling=sampling)
+
+
+def enter(
+    decoder: RaggedDecoder | DecodingEngine,
+    row: RowRequest | Row,
+    generated: Sequence[int] = (),
+    *,
+    chunk: int = LONGEST_CHUNK,
+) -> Row:
+    """Add a row and read its prompt."""
+    entered = Row(row, generated=generated) if isinstance(row, RowRequest) else row
+    decoder.add(entered)
+    decoder.read({entered: chunk})
+    while entered.left:
+        decoder.read({entered: chunk})
+    return entered
+
+
+def record(row: RowRequest | Row) -> Row:
+    """A row's record; a new one of a request."""
+    return row if isinstance(row, Row) else Row(row)
+
+
+def named(decoder: RaggedDecoder, name: str) -> Row:
+    """The row of this name that a decoder holds."""
+    return next(row for row in decoder.rows if row.row_id == name)
 
 
 def drafted(
     loaded: Loaded, decoder: RaggedDecoder, prompts: Mapping[str, list[int]], *, steps: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """The text so far and the drafts that go on from it, of each row after each of some steps."""
-    for name, prompt in prompts.items():
-        decoder.add(row(name, prompt, 50))
-        decoder.prefill({name: len(prompt)})
+    rows = [enter(decoder, row(name, prompt, 50)) for name, prompt in prompts.items()]
     for _ in range(steps):
         decoder.step()
         cursors, drafts = decoder.state["cursors"].tolist(), decoder.state["drafts"].tolist()
-        for name, prompt in prompts.items():
-            slot = decoder.rows[name].slot
-            yield (prompt + loaded.greedy(prompt, 50))[: cursors[slot] + 1], drafts[slot]
+        for each in rows:
+            prompt = each.request.prompt
+            whole = prompt + loaded.greedy(prompt, 50)
+            yield whole[: cursors[each.slot] + 1], drafts[each.slot]
 
 
 def run(
     decoder: RaggedDecoder,
-    rows: Sequence[Row],
+    rows: Sequence[RowRequest | Row],
     *,
     arrivals: Mapping[str, int] | None = None,
     departures: Mapping[str, int] | None = None,
@@ -100,17 +128,20 @@ def run(
         The tokens of every row.
     """
     tokens: dict[str, list[int]] = {r.row_id: [] for r in rows}
-    ends = {r.row_id: r.max_tokens for r in rows} | dict(departures or {})
-    coming = sorted(rows, key=lambda r: (arrivals or {}).get(r.row_id, 0))
-    reading: list[str] = []
+    records = [record(row) for row in rows]
+    ends = {r.row_id: r.request.max_tokens for r in records} | dict(departures or {})
+    coming = sorted(records, key=lambda r: (arrivals or {}).get(r.row_id, 0))
+    reading: list[Row] = []
     running: set[str] = set()
     for step in range(limit):
         while coming and (arrivals or {}).get(coming[0].row_id, 0) <= step:
             arrival = coming.pop(0)
             decoder.add(arrival)
-            reading.append(arrival.row_id)
-        if reading and decoder.prefill({reading[0]: chunk})[reading[0]] == 0:
-            running.add(reading.pop(0))
+            reading.append(arrival)
+        if reading:
+            decoder.read({reading[0]: chunk})
+            if not reading[0].left:
+                running.add(reading.pop(0).row_id)
         for outcome in decoder.step():
             name = outcome.row_id
             if name not in running:
@@ -119,7 +150,7 @@ def run(
             if len(tokens[name]) >= ends[name]:
                 del tokens[name][ends[name] :]
                 running.discard(name)
-                decoder.remove(name)
+                decoder.leave(outcome.row)
         if not (coming or reading or running):
             return tokens
     raise AssertionError(f"rows did not finish within {limit} steps")

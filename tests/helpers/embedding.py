@@ -13,8 +13,8 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import BULK, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.engine.rows.row import BULK, Row
 
 LENGTHS = (1, 3, 16, 17, 40, 64, 65, 100, 200, 255)
 
@@ -42,7 +42,7 @@ class Embedding:
             chunks=ChunkSize(chunk),
         )
         rows = self.engine.prepare(GenerationRequest(model="m", input=given, **fields), "j")
-        loop.add([DecodeRow(row, BULK) for row in rows])
+        loop.add([Row(row, BULK) for row in rows])
         found: dict[str, bytes | None] = {}
         while (emissions := loop.act()) is not None:
             found |= {each.row_id: each.vector for each in emissions}

@@ -12,7 +12,7 @@ import json
 import time
 import zlib
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omlx_producer.wire import (
@@ -26,9 +26,12 @@ from omlx_producer.wire import (
 )
 from omlx_producer.wire.embedding import require_kind
 from omlx_worker.engine.rows.decision import branches
+from omlx_worker.engine.rows.emission import Emission, Said
+from omlx_worker.engine.rows.interface import Delays
 from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.reply import ReplyForm
-from omlx_worker.engine.rows.row import Emission, Known, Row, Said, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from tests.helpers.markups import between
 
 CONTEXT = 10_000
@@ -62,12 +65,13 @@ TOO_BUSY = "too-busy"
 @dataclass
 class _State:
     row: Row
-    unread: int
     whole: tuple[list[int], str]
-    produced: int = 0
     sent: int = 0
     suspended: bool = False
-    scored: bool = False
+
+    @property
+    def asked(self) -> RowRequest:
+        return self.row.request
 
 
 class FakeEngine:
@@ -89,8 +93,8 @@ class FakeEngine:
         self.head_hint = None
         self.drafters: str | None = None
         self.step_seconds = step_seconds
-        self.states: dict[str, _State] = {}
-        self.traces = self.stalls = self.contests = 0
+        self.states: dict[Row, _State] = {}
+        self.traces = self.drains = self.contests = 0
         self.shares, self.pads = False, True
         self.memory_budget = 1 << 30
         self.kept_within: int | None = None
@@ -99,7 +103,7 @@ class FakeEngine:
         self.first_parts = 1
         self.wrong_pages = 0
 
-    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
+    def prepare(self, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         require_kind(request.reads, request.model, self.info)
         if request.input is not None:
             size = request.dimensions or self.info.vector_size
@@ -107,7 +111,7 @@ class FakeEngine:
                 list(map(ord, text)) if isinstance(text, str) else text for text in request.texts
             ]
             return [
-                Row(f"{job_id}:{index}", prompt, 0, Sampling(), vector=size)
+                RowRequest(f"{job_id}:{index}", prompt, 0, Sampling(), vector=size)
                 for index, prompt in enumerate(prompts)
             ]
         text = (
@@ -129,7 +133,7 @@ class FakeEngine:
         if request.probabilities:
             spelled = {choice: list(map(ord, choice)) for choice in request.choices}
             return [
-                Row(
+                RowRequest(
                     f"{job_id}:{number}",
                     [*tokens, *way],
                     0,
@@ -141,7 +145,7 @@ class FakeEngine:
             ]
         reply = calls_of(request) if request.calling else None
         return [
-            Row(
+            RowRequest(
                 f"{job_id}:{choice}",
                 list(map(int, tokens)),
                 length,
@@ -159,94 +163,94 @@ class FakeEngine:
     def slots(self) -> int:
         return len(self._present)
 
+    @property
+    def delays(self) -> Delays:
+        return Delays(self.traces, self.drains, self.contests)
+
     def warm_up(self, *, first: bool = False) -> bool:
         return False
 
     def text_of(self, row: Row) -> Said:
-        return Said(expected(row)[1][: self._said(row)])
+        return Said(expected(row.request)[1][: self._said(row)])
 
     def _said(self, row: Row) -> int:
         """Characters that are final once a row's generated tokens are fed."""
-        produced = len(row.generated)
-        return produced if produced == row.max_tokens else max(0, produced - 1)
+        produced = row.produced
+        return produced if produced == row.request.max_tokens else max(0, produced - 1)
 
-    def add(self, row: Row) -> Known:
-        assert row.row_id not in self.states
+    def add(self, row: Row) -> int:
+        assert row not in self.states
         assert len(self._present) < self.max_rows
-        produced = len(row.generated)
-        whole = expected(row)
-        assert list(row.generated) == whole[0][:produced]
-        self.states[row.row_id] = _State(row, row.length - 1, whole, produced, self._said(row))
+        whole = expected(row.request)
+        assert row.text_tokens() == whole[0][: row.produced]
+        row.computed = 0
+        self.states[row] = _State(row, whole, self._said(row))
         self.most_rows = max(self.most_rows, len(self._present))
-        return Known(left=row.length - 1)
+        return 0
 
-    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
-        states = {row_id: self.states[row_id] for row_id in tokens}
-        if any(_says(state.row, BREAKS_PREFILL) for state in states.values()):
+    def read(self, tokens: Mapping[Row, int]) -> list[Emission]:
+        if any(_says(row.request, BREAKS_PREFILL) for row in tokens):
             raise RuntimeError("out of memory")
-        for row_id, state in states.items():
-            assert min(1, state.unread) <= tokens[row_id] <= state.unread
-            state.unread -= tokens[row_id]
-        return {row_id: state.unread for row_id, state in states.items()}
+        for row, count in tokens.items():
+            assert min(1, row.left) <= count <= row.left
+            row.computed += count
+        return [told for row in tokens if not row.left for told in self._reported(row)]
 
-    def reported(self) -> list[Emission]:
+    def _reported(self, row: Row) -> list[Emission]:
         """A token's log-probability is minus its id; the likeliest are always a, b and c.
 
         What a decision scores gets a share of it, as small as there are ``!`` in the prompt.
         A vector counts up from the number of its tokens.
         """
-        told = []
-        for state in self._present:
-            row = state.row
-            if row.vector and not state.unread:
-                vector = vector_of(len(row.prompt), row.vector)
-                told.append(Emission(row.row_id, [], "", finish_reason="stop", vector=vector))
-                del self.states[row.row_id]
-            if row.prompt_logprobs is None or state.unread or state.scored:
-                continue
-            state.scored = True
-            calm = 1 + (row.prompt.count(ord("!")) if row.targets else 0)
-            top = [(letter, ord(letter), -0.5 - at) for at, letter in enumerate("abc")]
-            scores = [
-                PromptLogprob(
-                    token=chr(token),
-                    token_id=token,
-                    logprob=-token / calm if place else 0.0,
-                    top=top[: row.prompt_logprobs],
-                    rank=7 if place else 0,
-                )
-                for place, token in (
-                    [target[:2] for target in row.targets] or enumerate(row.prompt)
-                )
-            ]
-            reason: FinishReason | None = None if row.max_tokens else "length"
-            told.append(Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=scores))
-            if reason:
-                del self.states[row.row_id]
-        return told
+        asked = row.request
+        if asked.vector:
+            del self.states[row]
+            vector = vector_of(len(asked.prompt), asked.vector)
+            return [Emission(row.row_id, [], "", finish_reason="stop", vector=vector)]
+        if not row.is_scored:
+            return []
+        row.told = True
+        calm = 1 + (asked.prompt.count(ord("!")) if asked.targets else 0)
+        top = [(letter, ord(letter), -0.5 - at) for at, letter in enumerate("abc")]
+        scores = [
+            PromptLogprob(
+                token=chr(token),
+                token_id=token,
+                logprob=-token / calm if place else 0.0,
+                top=top[: asked.prompt_logprobs],
+                rank=7 if place else 0,
+            )
+            for place, token in (
+                [target[:2] for target in asked.targets] or enumerate(asked.prompt)
+            )
+        ]
+        reason: FinishReason | None = None if asked.max_tokens else "length"
+        if reason:
+            del self.states[row]
+        return [Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=scores)]
 
     def limit_prefixes(self, room: int) -> None:
         """There are none."""
 
-    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+    def step(self, depth: int | None = None) -> list[Emission]:
         time.sleep(self.step_seconds)
-        running = [state for state in self._present if not state.unread]
+        running = [state for state in self._present if not state.row.left]
         assert running
-        if any(_says(state.row, BREAKS_STEP) for state in running):
+        if any(_says(state.asked, BREAKS_STEP) for state in running):
             raise RuntimeError("the device was lost")
         return [self._advance(state) for state in running]
 
-    def suspend(self, row_id: str) -> int | None:
-        state = self.states.get(row_id)
-        if state is None or state.unread or state.suspended:
-            return None
+    def suspend(self, row: Row) -> None:
+        state = self.states[row]
+        assert not row.left
+        assert not state.suspended
         state.suspended = True
-        return (state.row.length + state.produced) * BYTES_A_TOKEN
+        row.kept_bytes = row.length * BYTES_A_TOKEN
 
-    def resume(self, row_id: str) -> None:
+    def resume(self, row: Row) -> None:
         assert len(self._present) < self.max_rows
-        assert self.states[row_id].suspended
-        self.states[row_id].suspended = False
+        assert self.states[row].suspended
+        self.states[row].suspended = False
 
     def keep_within(self, limit: int) -> None:
         self.kept_within = limit
@@ -257,8 +261,8 @@ class FakeEngine:
     def miscounted_pages(self) -> int:
         return self.wrong_pages
 
-    def remove(self, row_id: str) -> None:
-        self.states.pop(row_id, None)
+    def remove(self, row: Row) -> None:
+        self.states.pop(row, None)
 
     def close(self) -> None:
         self.states.clear()
@@ -269,26 +273,28 @@ class FakeEngine:
         return [state for state in self.states.values() if not state.suspended]
 
     def _advance(self, state: _State) -> Emission:
-        row = state.row
+        row, asked = state.row, state.asked
         tokens, text = state.whole
-        new = tokens[state.produced : state.produced + 1]
-        state.produced += 1
-        ends_on_stop_token = len(tokens) < row.max_tokens
-        over = state.produced > len(tokens) if ends_on_stop_token else state.produced >= len(tokens)
-        final = len(text) if over else max(0, state.produced - 1)
+        produced = row.produced + 1
+        new = tokens[row.produced : produced]
+        row.tokens += new
+        row.computed += len(new)
+        ends_on_stop_token = len(tokens) < asked.max_tokens
+        over = produced > len(tokens) if ends_on_stop_token else produced >= len(tokens)
+        final = len(text) if over else max(0, produced - 1)
         said, state.sent = text[state.sent : final], final
         if over:
-            del self.states[row.row_id]
+            del self.states[row]
         reason: FinishReason = "stop" if ends_on_stop_token else "length"
-        if ends_on_stop_token and _says(row, GOES_ROUND):
+        if ends_on_stop_token and _says(asked, GOES_ROUND):
             reason = "repetition"
-        thought = text.partition("m")[0][:final] if row.reply else ""
+        thought = text.partition("m")[0][:final] if asked.reply else ""
         return Emission(
             *(row.row_id, new, said, None, reason if over else None), reasoning_tokens=len(thought)
         )
 
 
-def expected(row: Row) -> tuple[list[int], str]:
+def expected(row: RowRequest) -> tuple[list[int], str]:
     """All that a row produces."""
     if _says(row, GOES_ROUND):
         watch = Repetition(row.repetition or RepetitionDetection())
@@ -301,5 +307,5 @@ def expected(row: Row) -> tuple[list[int], str]:
     return tokens, "".join(map(chr, tokens))
 
 
-def _says(row: Row, text: str) -> bool:
+def _says(row: RowRequest, text: str) -> bool:
     return row.prompt == list(map(ord, text))

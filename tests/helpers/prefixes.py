@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 from hypothesis import strategies as st
 
-from omlx_worker.engine.caches.layout import Page, Pages
+from omlx_worker.engine.caches.layout import Pages
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs, size_of
+from omlx_worker.engine.rows.page import Page
 from tests.helpers.readers import Held, Reader, read_all
 
 PROMPT = [*range(20)]

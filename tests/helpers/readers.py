@@ -13,8 +13,10 @@ from omlx_worker.engine.caches.layout import Pages, Seat, capacity_for, indices,
 from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.ragged import batch
 from omlx_worker.engine.ragged.prefix_arrays import ArraySpec, LayerSpecs
 from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import row
 
 Held = Sequence[list[mx.array]]
@@ -72,21 +74,23 @@ def read_apart(
         first, layers: the tokens that are read already, and what the layers hold of them.
     """
     caches, count = model.new_caches(1, last), pages_for(last)
-    reading = Reading(row("", history, 1), history, first, Pages(count).take(count))
+    alone, begun = Row(row("", history, 1)), batch.Held()
+    alone.pages, alone.computed = Pages(count).take(count), first
     for cache, part in zip(caches, layers, strict=False):
         if cache.paged:
-            cache.write(Seat(0, indices(reading.pages)), part)
-        reading.states.append([] if cache.paged else list(part))
-    read(model, caches, [reading], [last - first])
-    return held(reading, caches)
+            cache.write(Seat(0, indices(alone.pages)), part)
+        begun.layers.append([] if cache.paged else list(part))
+    read(model, caches, [(alone, begun)], [last - first])
+    return held((alone, begun), caches)
 
 
 def held(reading: Reading, caches: Sequence[LayerCache]) -> Held:
     """What the layers hold of a row."""
-    seat = Seat(0, indices(reading.pages))
+    row, rest = reading
+    seat = Seat(0, indices(row.pages))
     return [
-        cache.held(seat, reading.done) if cache.paged else states
-        for cache, states in zip(caches, reading.states, strict=False)
+        cache.held(seat, row.computed) if cache.paged else layer
+        for cache, layer in zip(caches, rest.layers, strict=False)
     ]
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +14,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 from redis import Redis  # noqa: E402
 
 from omlx_worker.control.worker import GenerationWorker  # noqa: E402
-from omlx_worker.engine.rows.interface import Emission  # noqa: E402
+from omlx_worker.engine.rows.emission import Emission  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 
@@ -24,10 +23,10 @@ DEADLY = "deadly"
 
 
 class DeadlyEngine(FakeEngine):
-    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
-        if any(state.row.prompt == list(map(ord, DEADLY)) for state in self.states.values()):
+    def step(self, depth: int | None = None) -> list[Emission]:
+        if any(row.request.prompt == list(map(ord, DEADLY)) for row in self.states):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(depths)
+        return super().step(depth)
 
 
 if __name__ == "__main__":

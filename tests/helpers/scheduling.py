@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from omlx_worker.decode.actions import Action, Evict, Join, Pause, Prefill, Resume
+from collections.abc import Mapping
+
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
-from omlx_worker.decode.row import DEFAULT, DecodeRow
-from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.rows.row import Known, Row, Sampling
+from omlx_worker.decode.scheduler import Act, Scheduler
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import DEFAULT, Row, Stage
 from tests.helpers.clock import Clock
 
 
@@ -34,7 +35,7 @@ class Rows:
             pads=pads,
             clock=self.clock,
         )
-        self.rows: dict[str, DecodeRow] = {}
+        self.rows: dict[str, Row] = {}
         self.held: dict[str, int] = {}
 
     @classmethod
@@ -54,38 +55,59 @@ class Rows:
         """Add a row with this prompt, or with one of as many tokens that no other row shares."""
         if isinstance(prompt, int):
             prompt = [1000 + len(self.rows)] * (prompt + 1)
-        row = DecodeRow(Row(name, prompt, 100, Sampling(), cache=cache), level)
+        row = Row(RowRequest(name, prompt, 100, Sampling(), cache=cache), level)
         self.rows[name] = row
         self.scheduler.add(row)
 
     def remove(self, name: str) -> None:
         self.scheduler.remove(self.rows[name])
 
-    def drive(self, *, keeps: bool = True) -> Action:
-        action = self.scheduler.next()
-        if isinstance(action, Join):
-            self.scheduler.took(action.row, known(action.row, self.held.get(action.row.row_id, 0)))
-        elif isinstance(action, Prefill):
-            left = {row.row_id: row.left - count for row, count in action.tokens.items()}
-            self.scheduler.read(action, left)
-        elif isinstance(action, Pause):
-            self.scheduler.paused(action.row, 1 if keeps else None)
-        return action
+    def drive(self) -> Act:
+        """Take a act as the engine does."""
+        act = self.scheduler.next()
+        follow(self.scheduler, act, held=self.held)
+        return act
 
-    def told(self, steps: int = 1, *, keeps: bool = True) -> list[str]:
-        """The next actions in words."""
-        return [words(self.drive(keeps=keeps)) for _ in range(steps)]
+    def told(self, steps: int = 1) -> list[str]:
+        """The next turns in words."""
+        return [words(self.drive()) for _ in range(steps)]
 
 
-def known(row: DecodeRow, held: int = 0) -> Known:
-    """What an engine knows of a row whose first ``held`` tokens are in its prefix cache."""
-    return Known(held, left=row.length - 1 - held)
+def follow(
+    scheduler: Scheduler,
+    act: Act,
+    seconds: float | None = None,
+    held: Mapping[str, int] | None = None,
+) -> None:
+    """Do with rows what an engine does.
+
+    Args:
+        seconds: that a chunk takes.
+        held: tokens of rows, by their names, that the prefix cache holds.
+    """
+    if row := act.row:
+        if row.stage is Stage.READING:
+            row.computed = row.cached = (held or {}).get(row.row_id, 0)
+        elif row.stage is Stage.SUSPENDED:
+            row.kept_bytes = 1
+    elif act.chunk:
+        for row, count in act.chunk.tokens.items():
+            row.computed += count
+        scheduler.read(act.chunk, seconds)
 
 
-def words(action: Action) -> str:
-    match action:
-        case Prefill(tokens):
-            return "read " + ", ".join(f"{n} of {row.row_id}" for row, n in tokens.items())
-        case Join(row) | Pause(row) | Resume(row) | Evict(row):
-            return f"{type(action).__name__.lower()} {row.row_id}"
-    return type(action).__name__.lower()
+_MOVES = {
+    Stage.READING: "join",
+    Stage.SUSPENDED: "pause",
+    Stage.DECODING: "resume",
+    Stage.WAITING: "evict",
+}
+
+
+def words(act: Act) -> str:
+    if act.row:
+        return f"{_MOVES[act.row.stage]} {act.row.row_id}"
+    if act.chunk:
+        told = (f"{count} of {row.row_id}" for row, count in act.chunk.tokens.items())
+        return "read " + ", ".join(told)
+    return "decode" if act.rows else "idle"

@@ -17,13 +17,13 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import BULK, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import BULK, Row
 from tests.helpers.decoding import Loaded
 
 PLENTY = 1 << 30
@@ -53,9 +53,9 @@ class Scoring:
             chunks=ChunkSize(256),
         )
 
-    def run(self, *rows: Row) -> dict[str, list[int]]:
+    def run(self, *rows: RowRequest | Row) -> dict[str, list[int]]:
         """Run rows to their ends; the tokens of each."""
-        running = [DecodeRow(row, BULK, list(row.generated)) for row in rows]
+        running = [Row(row, BULK) if isinstance(row, RowRequest) else row for row in rows]
         self._loop.add(running)
         while (emissions := self._loop.act()) is not None:
             for emission in emissions:
@@ -64,7 +64,7 @@ class Scoring:
                     self.scores[emission.row_id] = emission.prompt_logprobs
                 if emission.finish_reason:
                     self.reasons[emission.row_id] = emission.finish_reason
-        return {row.row_id: row.tokens for row in running}
+        return {row.row_id: row.text_tokens() for row in running}
 
 
 def mlx_lms(network: nn.Module, prompt: Sequence[int]) -> Any:

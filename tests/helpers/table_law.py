@@ -15,8 +15,9 @@ import numpy as np
 from omlx_worker.engine.caches.recurrent_cache import widened
 from omlx_worker.engine.ragged.lookups import LONGEST, PIECE, history_of
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
-from omlx_worker.engine.ragged.step import Outcome, State, commit, fit, forward
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.ragged.state import State
+from omlx_worker.engine.ragged.step import Outcome, commit, fit, forward
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.table_model import VOCABULARY, TableModel
 
 Step = Callable[[Any, State, Params, Plan, int, int], tuple[Outcome, State]]

@@ -13,7 +13,7 @@ from omlx_worker.delivery.job_log import JobLog
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Admit, Stepped, Stop
 from omlx_worker.queue.claim import Claim

@@ -17,8 +17,8 @@ from omlx_worker.decode.batch_size import BatchSize
 from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.decode.depth.step_times import cell_of
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import FIRST_ROWS
-from omlx_worker.engine.rows.row import Emission
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
 

@@ -15,8 +15,8 @@ import pytest
 from omlx_worker.engine.models.draft_model import DraftModel
 from omlx_worker.engine.ragged import step
 from omlx_worker.engine.ragged.sampling import Distribution
-from omlx_worker.engine.ragged.step import State
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.ragged.state import State
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, START, draw_pairs, exact_pairs
 from tests.helpers.table_model import VOCABULARY, TableModel

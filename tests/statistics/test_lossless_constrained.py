@@ -14,8 +14,9 @@ import pytest
 
 from omlx_worker.engine.ragged.masks import Run, force, packed
 from omlx_worker.engine.ragged.sampling import Params, Plan
-from omlx_worker.engine.ragged.step import Outcome, State, commit, forward
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.ragged.state import State
+from omlx_worker.engine.ragged.step import Outcome, commit, forward
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, Step, draw_pairs, exact_pairs
 from tests.helpers.table_model import TableModel

@@ -24,9 +24,10 @@ from omlx_producer.wire import (
 )
 from omlx_producer.wire.answer import head_of
 from omlx_worker.decode.counters import DraftCounts
-from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.engine.rows.decision import probabilities
-from omlx_worker.engine.rows.row import Emission, Mark, Row, Said
+from omlx_worker.engine.rows.emission import Emission, Mark, Said
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import BULK, DEFAULT, HIGH, Row, Stage
 from omlx_worker.queue.claim import Claim
 
 CHECKPOINT_SECONDS = 5.0
@@ -50,7 +51,7 @@ class WrittenChoice:
         unsent_drafts: the parts of ``unsent_text`` that accepted drafts wrote.
     """
 
-    row: DecodeRow
+    row: Row
     heard_tokens: int = 0
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -90,7 +91,7 @@ class WrittenChoice:
     def take_over(self, delta: ChoiceDelta) -> None:
         """Count a part of an interrupted run's stream as produced and published."""
         self.row.tokens += delta.tokens
-        self.heard_tokens = len(self.row.tokens)
+        self.heard_tokens = self.row.produced
         self.pieces.append(delta.text)
         self.sent = self._after(delta.tokens, delta.text)
         self.logprobs += delta.logprobs or ()
@@ -101,7 +102,7 @@ class WrittenChoice:
         Raises:
             ValueError: if the text that was published is not theirs.
         """
-        said, (final, marks) = self.text, text_of(self.row.resumed)
+        said, (final, marks) = self.text, text_of(self.row)
         if not (said.startswith(final) or final.startswith(said)):
             raise ValueError("the text of the stream is not that of its tokens")
         self.pieces = [max(said, final, key=len)]
@@ -114,7 +115,7 @@ class WrittenChoice:
         before = self.sent
         text, self.unsent_text = self.unsent_text, ""
         drafts, self.unsent_drafts = self.unsent_drafts, []
-        self.sent = self._after(self.row.tokens[before[0] : self.heard_tokens], text)
+        self.sent = self._after(self.row.text_tokens(before[0], self.heard_tokens), text)
         drafted = drafts if drafts and with_drafts else None
         return self.delta(index, before, self.sent, text, with_logprobs, drafted)
 
@@ -141,7 +142,7 @@ class WrittenChoice:
         return ChoiceDelta(
             index=index,
             text=text,
-            tokens=self.row.tokens[since:until],
+            tokens=self.row.text_tokens(since, until),
             start=since,
             offset=offset,
             digest=digest,
@@ -182,7 +183,7 @@ class ActiveJob:
         self,
         claim: Claim,
         request: GenerationRequest,
-        rows: list[Row],
+        rows: list[RowRequest],
         *,
         streams: bool,
         fingerprint: str | None = None,
@@ -193,7 +194,7 @@ class ActiveJob:
         self.head = head_of(request, claim.id, int(time.time()), fingerprint)
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
         goes_on = level < BULK and request.messages is not None
-        decoded = [DecodeRow(replace(row, goes_on=goes_on), level) for row in rows]
+        decoded = [Row(replace(row, goes_on=goes_on), level) for row in rows]
         self.choices = [WrittenChoice(row) for row in decoded]
         self.sent = 0
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
@@ -208,7 +209,7 @@ class ActiveJob:
         return self.claim.id
 
     @property
-    def rows(self) -> list[DecodeRow]:
+    def rows(self) -> list[Row]:
         return [choice.row for choice in self.choices]
 
     @property
@@ -262,7 +263,7 @@ class ActiveJob:
         """Go on from where an interrupted run's events end.
 
         Args:
-            text_of: what a row's `Row.generated` tokens say.
+            text_of: what a row's tokens say.
 
         Raises:
             ValueError: if the events are not those of a run of this job.

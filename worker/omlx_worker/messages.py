@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from omlx_producer.wire import End
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

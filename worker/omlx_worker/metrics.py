@@ -26,7 +26,8 @@ from omlx_worker.control.in_turn import ModelsInTurn
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.delivery.observers import OUTCOMES, JobObserver
-from omlx_worker.engine.rows.row import SOURCES, Emission
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.row import SOURCES
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

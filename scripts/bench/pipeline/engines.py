@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from omlx_producer.wire import GenerationRequest
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import Engine
-from omlx_worker.engine.rows.row import Emission, Row
+from omlx_worker.engine.rows.request import RowRequest
 from scripts.bench.in_process import InProcess
 from scripts.bench.pipeline.lap import Lap, Watched
 
@@ -29,7 +30,7 @@ class InProcessSide:
             yield self._engine.act()
 
 
-def _timed(rows: Sequence[Row], emissions: Iterator[list[Emission]]) -> Lap:
+def _timed(rows: Sequence[RowRequest], emissions: Iterator[list[Emission]]) -> Lap:
     """Run rows to their ends, noting when each row's tokens came out."""
     watched = {row.row_id: Watched() for row in rows}
     running = len(rows)

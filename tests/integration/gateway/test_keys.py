@@ -23,7 +23,7 @@ from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
 from omlx_producer.figures import PAUSED_KEY
 from omlx_producer.operate import pause_model
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.request import RowRequest
 from tests.helpers import bulk_runs
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.fake_worker import announce
@@ -410,7 +410,7 @@ def test_each_key_has_cache_salts_of_its_own_at_every_gateway(
     ann, ben = add("ann"), add("ben")
     prepare, salts = FakeEngine.prepare, list[str | None]()
 
-    def noted(engine: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
+    def noted(engine: FakeEngine, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         salts.append(request.cache_salt)
         return prepare(engine, request, job_id)
 

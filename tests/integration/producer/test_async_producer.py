@@ -247,8 +247,9 @@ async def test_closing_leaves_no_connection(redis_url: str, connection: redis.Re
 
 
 async def test_a_result_that_does_not_come_times_out(
-    client: AsyncProducer, connection: redis.Redis
+    client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reader, "FIRST_LOOK_SECONDS", 60.0)
     job = await client.submit(prompt="x")
     for timeout in (0, 0.05):
         with pytest.raises(JobTimeout, match=f"{job.id} did not finish within {timeout:g} s"):

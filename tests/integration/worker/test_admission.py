@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +21,8 @@ from omlx_worker.control.intake import Intake
 from omlx_worker.decode import scheduler
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.delivery.observers import Observers
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.messages import Admit, DecodeMessage, Drop, MainMailbox, Prepared, TrafficMessage
 from omlx_worker.queue import order
 from omlx_worker.queue.claim import Claim
@@ -106,15 +108,15 @@ def test_texts_that_are_read_leave_their_places_to_other_jobs(
     alone, read_on = threading.Event(), threading.Event()
     with running_worker(redis_url, max_rows=4, vector_size=4) as worker:
         engine = worker.test_engine
-        prefill = engine.prefill
+        read = engine.read
 
-        def read(tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+        def waits(tokens: Mapping[Row, int]) -> list[Emission]:
             if len(engine.states) == 1:
                 alone.set()
                 read_on.wait(20)
-            return prefill(tokens, keep)
+            return read(tokens)
 
-        engine.prefill = read
+        engine.read = waits
         wait_for(alone.is_set)
         other = enqueue(connection, prompt=None, input="e")
         wait_for(lambda: status(other) == "started")

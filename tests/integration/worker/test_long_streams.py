@@ -9,7 +9,7 @@ from redis import Redis
 
 from omlx_producer.wire import ChoiceDelta, TokensEvent, events_key
 from omlx_worker.control.intake import PAGE, Intake
-from omlx_worker.engine.rows.row import Said
+from omlx_worker.engine.rows.emission import Said
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import FakeEngine
@@ -37,7 +37,7 @@ def test_a_long_stream_is_read_a_page_at_a_time(redis_url: str, events: int) -> 
             delta = ChoiceDelta(index=0, text="a", tokens=[n])
             event = TokensEvent(job_id="j", n=n, choices=[delta])
             connection.xadd(events_key("j"), {"event": event.model_dump_json()}, id=f"{n}-0")
-        engine.text_of = lambda row: Said("a" * len(row.generated))  # type: ignore[method-assign]
+        engine.text_of = lambda row: Said("a" * row.produced)  # type: ignore[method-assign]
         data = request(max_completion_tokens=9000)
         claim = Claim("j", "omlx-1", "omlx:fake:default", 0.0, events, data, None)
         job = Intake(engine, "fake", connection).prepare(claim)

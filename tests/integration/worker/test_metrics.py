@@ -17,7 +17,7 @@ from omlx_producer.client.cancel import cancel_job
 from omlx_producer.client.outcome import results_key
 from omlx_producer.wire import MODELS_KEY, GenerationRequest
 from omlx_worker import cli, options
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine

@@ -13,7 +13,7 @@ from rq import Retry
 from omlx_producer.client.cancel import cancel_job
 from omlx_producer.wire import End
 from omlx_worker.delivery.observers import JobObserver, Observers
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Drop, GivenBack, Lost
 from omlx_worker.queue.claim import Claim

@@ -18,7 +18,7 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.control import admission, rq_record
 from omlx_worker.control.admission import MOST_COMING
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.request import RowRequest
 from tests.helpers.workers import (
     ALIAS,
     enqueue,
@@ -46,7 +46,7 @@ class Gate:
         self._prepare = worker.test_engine.prepare
         worker.test_engine.prepare = self.prepare
 
-    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
+    def prepare(self, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         prompt = str(request.prompt)
         self.begun.append(prompt)
         if prompt.startswith("slow"):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.messages import Stepped
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.leases import QUEUES, claim

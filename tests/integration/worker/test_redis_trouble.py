@@ -22,7 +22,7 @@ from omlx_producer.wire import PromptLogprob, TokenLogprob
 from omlx_worker.connection import connect
 from omlx_worker.control.worker import RedisGone
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.helpers.workers import enqueue, events, is_over, running_worker, streamed_text, wait_for
 

@@ -28,7 +28,7 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.delivery.job_log import JobCounts
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable

@@ -63,14 +63,14 @@ def arm(at: Sequence[tuple[str, int, str]]) -> None:
 
 
 def watched(engine: Any) -> Any:
-    """An engine whose prefill is a point."""
-    prefill = engine.prefill
+    """An engine whose reading of prompts is a point."""
+    read = engine.read
 
     def reached(*args: Any) -> Any:
         reach("prefill")
-        return prefill(*args)
+        return read(*args)
 
-    engine.prefill = reached
+    engine.read = reached
     return engine
 
 

@@ -17,8 +17,10 @@ from omlx_producer.wire import (
     TokensEvent,
 )
 from omlx_worker.delivery.response import finished
+from omlx_worker.engine.rows.emission import Emission, Said
 from omlx_worker.engine.rows.reply import ReplyForm
-from omlx_worker.engine.rows.row import Emission, Row, Said, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.job import CHECKPOINT_SECONDS, ActiveJob, OtherModel
 from omlx_worker.queue.claim import Claim
 from tests.helpers.markups import between
@@ -40,7 +42,9 @@ def active(
     fields = fields or {"prompt": "abc"}
     request = GenerationRequest(model="m", n=n, **fields)
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
-    rows = [Row(f"j:{choice}", [1, 2, 3], 100, Sampling(), reply=reply) for choice in range(n)]
+    rows = [
+        RowRequest(f"j:{choice}", [1, 2, 3], 100, Sampling(), reply=reply) for choice in range(n)
+    ]
     return ActiveJob(claim, request, rows, streams=streams, fingerprint=fingerprint)
 
 
@@ -128,7 +132,7 @@ def test_an_ending_without_text_makes_no_event() -> None:
 
 def final_text(texts: dict[int, str]) -> Callable[[Row], Said]:
     """An engine's word on what tokens have made final, by the first of them."""
-    return lambda row: Said(texts[row.generated[0]] if row.generated else "")
+    return lambda row: Said(texts[row.text_tokens()[0]] if row.produced else "")
 
 
 def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
@@ -141,7 +145,7 @@ def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
     second = active(n=2)
     second.resume(sent, final_text({10: "xyx", 20: ""}))
     assert second.sent == 6
-    assert [row.tokens for row in second.rows] == [[10, 11, 12], [20, 21, 22]]
+    assert [row.text_tokens() for row in second.rows] == [[10, 11, 12], [20, 21, 22]]
     assert second.take_event() is None
     emit(second, "zz", 13)
     emit(second, "late", 23, reason="stop", choice=1)
@@ -152,7 +156,7 @@ def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
         (1, [23], "late"),
     ]
     assert second.choices[0].text == "xyxzz"
-    assert second.rows[0].tokens == [10, 11, 12, 13]
+    assert second.rows[0].text_tokens() == [10, 11, 12, 13]
 
 
 def test_events_can_be_made_again_as_they_were() -> None:
@@ -165,7 +169,7 @@ def test_events_can_be_made_again_as_they_were() -> None:
     feed(first, Emission("j:1", [1, 2], "BC", entries[1:]))
     made.append(taken(first))
     assert first.events_after(0) == made
-    second.resume(made, lambda row: Said("ABC"[: len(row.generated) * (row.row_id == "j:1")]))
+    second.resume(made, lambda row: Said("ABC"[: row.produced * (row.row_id == "j:1")]))
     feed(second, Emission("j:0", [1], "ab", entries[1:2]))
     made.append(taken(second))
     feed(second, Emission("j:0", [], "c", [], "stop"))

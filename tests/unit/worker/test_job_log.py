@@ -9,7 +9,8 @@ import pytest
 
 from omlx_producer.wire import ChoiceDelta, GenerationRequest, TokensEvent
 from omlx_worker.delivery.job_log import JobLog
-from omlx_worker.engine.rows.row import Emission, Row, Said, Sampling
+from omlx_worker.engine.rows.emission import Emission, Said
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 
@@ -18,7 +19,7 @@ def active(choices: int = 1) -> ActiveJob:
     claim = Claim("j", "omlx-1", "omlx:qwen:default", 100.0, 0, b"", None, False, enqueued_at=98.5)
     claim.claimed_at -= 10.0
     request = GenerationRequest(model="qwen", prompt="abc", n=choices)
-    rows = [Row(f"j:{choice}", [1, 2, 3], 100, Sampling()) for choice in range(choices)]
+    rows = [RowRequest(f"j:{choice}", [1, 2, 3], 100, Sampling()) for choice in range(choices)]
     return ActiveJob(claim, request, rows, streams=True)
 
 

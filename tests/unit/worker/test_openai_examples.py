@@ -20,7 +20,8 @@ from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.wire import Constraint, GenerationRequest, ModelInfo
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.rows.chat import Chat
-from omlx_worker.engine.rows.row import Emission, Row, Sampling
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.text import RowText
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
@@ -79,7 +80,7 @@ def prepared(family: str, request: GenerationRequest) -> tuple[ActiveJob, Constr
     """The job of a request, and what its only answer must match."""
     chat = Chat(tokenizer_of(family), "m")
     text = chat.text(request)
-    row = Row("j:0", chat.encode(text), 1000, Sampling(), reply=chat.reply(request, text))
+    row = RowRequest("j:0", chat.encode(text), 1000, Sampling(), reply=chat.reply(request, text))
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
     return ActiveJob(claim, request, [row], streams=True), chat.constraint(request, row.reply)
 

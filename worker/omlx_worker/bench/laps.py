@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from omlx_producer.errors import one_line
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Side, Step
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 
 T = TypeVar("T")
 

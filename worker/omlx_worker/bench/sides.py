@@ -18,12 +18,12 @@ from mlx_lm.sample_utils import make_sampler
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
-from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.interface import LONGEST_CHUNK
-from omlx_worker.engine.rows.row import Emission, Row, RowStep, Sampling
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row, RowStep
 
 FOREVER = 1 << 30
 """Token limit of a row; the end of a lap removes the row."""
@@ -58,42 +58,43 @@ class DecoderSide:
 
     def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
         rows = [
-            DecodeRow(Row(str(index), list(prompt), FOREVER, replace(sampling, seed=index)))
+            Row(RowRequest(str(index), list(prompt), FOREVER, replace(sampling, seed=index)))
             for index, prompt in enumerate(prompts)
         ]
         try:
             for row in rows:
-                self._decoder.add(row.request)
-                while self._decoder.prefill({row.row_id: LONGEST_CHUNK})[row.row_id]:
-                    pass
-            yield from self._steps({row.row_id: row for row in rows})
+                self._decoder.enter(row)
+            yield from self._steps(rows)
         finally:
             for row in rows:
-                self._decoder.remove(row.row_id)
+                self._decoder.leave(row)
             mx.synchronize()
 
-    def _steps(self, rows: dict[str, DecodeRow]) -> Generator[Step]:
+    def _steps(self, rows: list[Row]) -> Generator[Step]:
         decoder, driver, clock = self._decoder, self._driver, StepClock()
         waiting = set(rows)
         while True:
-            stalls = decoder.stalls
-            steps = decoder.step(driver.before(list(rows.values()), decoder.slots))
-            if decoder.stalls != stalls:
+            stalls = decoder.traces + decoder.drains
+            steps = decoder.step(driver.before(rows, decoder.slots))
+            if decoder.traces + decoder.drains != stalls:
                 clock.traced()
             seconds, alone = clock.step()
-            emissions = [_as_emission(step) for step in steps]
-            driver.after(emissions, seconds if alone else None)
-            for emission in emissions:
-                rows[emission.row_id].tokens += emission.tokens
+            driver.after([_as_emission(step) for step in steps], seconds if alone else None)
             if waiting:
-                waiting -= {step.row_id for step in steps}
+                waiting -= {step.row for step in steps}
             else:
                 yield [(step.drafted, step.accepted) for step in steps]
 
 
 def _as_emission(step: RowStep) -> Emission:
     tokens = [sampled.token for sampled in step.tokens]
-    return Emission(step.row_id, tokens, "", **step.draft_fields)
+    return Emission(
+        *(step.row_id, tokens, ""),
+        drafted=step.drafted,
+        accepted=step.accepted,
+        step_depth=step.step_depth,
+        source=step.source,
+    )
 
 
 class BatchGeneratorSide:

@@ -25,8 +25,9 @@ from omlx_producer.wire import (
     parse_event,
 )
 from omlx_worker.control.payload import decode_request
-from omlx_worker.engine.rows.interface import Engine, Size
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.interface import Engine
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import Size
 from omlx_worker.job import ActiveJob, OtherModel
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
@@ -111,7 +112,7 @@ class Intake:
                 return late
         return self._resumed(claim, request, rows)
 
-    def _within_memory(self, rows: list[Row]) -> list[Row]:
+    def _within_memory(self, rows: list[RowRequest]) -> list[RowRequest]:
         """Halve the default limit of rows until memory allows for it."""
         while rows[0].max_tokens > 1 and self._objection(_sizes(rows)):
             rows = [replace(row, max_tokens=row.max_tokens // 2) for row in rows]
@@ -125,7 +126,9 @@ class Intake:
         except (AttributeError, ValueError, OverflowError):
             return 0.0
 
-    def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
+    def _resumed(
+        self, claim: Claim, request: GenerationRequest, rows: list[RowRequest]
+    ) -> ActiveJob:
         """The job, with the tokens that an interrupted run left in its stream.
 
         Without them if they cannot be used; see `LeaseTable.start_over`.
@@ -160,8 +163,8 @@ class Intake:
                     yield event
 
 
-def _sizes(rows: Sequence[Row]) -> tuple[Size, ...]:
-    return tuple(row.size(row.length) for row in rows)
+def _sizes(rows: Sequence[RowRequest]) -> tuple[Size, ...]:
+    return tuple(row.size(len(row.prompt)) for row in rows)
 
 
 def release_memory() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omlx_worker.decode.row import BULK, DecodeRow, Stage
+from omlx_worker.engine.rows.row import BULK, Row, Stage
 from omlx_worker.engine.rows.tokens import in_common
 
 SHORTEST = 64
 """Tokens of the shortest beginning that is worth a stop and a wait."""
 
 
-def note(row: DecodeRow, others: Iterable[DecodeRow], unit: int = 1) -> None:
+def note(row: Row, others: Iterable[Row], unit: int = 1) -> None:
     """Note which rows share a beginning with a new row, and let all of them stop at its end.
 
     Args:
@@ -25,7 +25,7 @@ def note(row: DecodeRow, others: Iterable[DecodeRow], unit: int = 1) -> None:
         return
     last = len(row.request.prompt) - 1
     row.stops |= {mark - mark % unit for mark in row.request.marks if SHORTEST <= mark <= last}
-    if row.level < BULK and last >= SHORTEST and row.request.prompt_logprobs is None:
+    if row.level < BULK and last >= SHORTEST and not row.is_scored:
         row.stops.add(last - last % unit)  # a conversation may go on, or the prompt come again
     for other in others:
         alike = other.request.cache and other.request.salt == row.request.salt
@@ -33,13 +33,13 @@ def note(row: DecodeRow, others: Iterable[DecodeRow], unit: int = 1) -> None:
             part = in_common(row.request.prompt, other.request.prompt)
             part = min(part, last, len(other.request.prompt) - 1)
             for one, kin in ((row, other), (other, row)):
-                shared = min(part, one.request.shareable) // unit * unit
+                shared = min(part, one.shareable) // unit * unit
                 if shared >= SHORTEST:
                     one.kin[kin] = shared
                     kin.stops.add(shared)
 
 
-def awaits(row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:
+def awaits(row: Row, reading: Sequence[Row]) -> bool:
     """Whether another row is still reading a beginning that this row shares.
 
     A less urgent row is waited for only while it is the one that is read next: more urgent ones may
@@ -49,7 +49,7 @@ def awaits(row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:
         reading: the rows whose prompts are being read, the one that is read next first.
     """
     return any(
-        row.kin.get(other, 0) >= other.context + SHORTEST
+        row.kin.get(other, 0) >= other.computed + SHORTEST
         and (other is reading[0] or other.rank[0] <= row.rank[0])
         for other in reading
     )

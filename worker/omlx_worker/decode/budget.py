@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import in_units
-from omlx_worker.engine.rows.interface import Size
+from omlx_worker.engine.rows.row import Size
 
 
 @dataclass(frozen=True, slots=True)

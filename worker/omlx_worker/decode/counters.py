@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from omlx_producer.terminal import counted
 from omlx_producer.wire import Speculation
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Counters:
 
     Attributes:
         rows: rows in the batch now.
-        waiting: rows without a place in it, paused ones included.
+        waiting: rows without a place in it, suspended ones included.
         steps: decode steps.
         decode_rows: rows summed over the steps.
         tokens: generated tokens.

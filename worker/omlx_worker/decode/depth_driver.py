@@ -14,8 +14,8 @@ from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth.policies import DepthPolicy, Mode
-from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.row import Row
 
 
 def make_policy(mode: Mode, max_depth: int, own_depth: int) -> DepthPolicy:
@@ -46,13 +46,13 @@ class DepthDriver:
         self._policy = policy
         self._dispatched = 0
 
-    def before(self, rows: Sequence[DecodeRow], slots: int, coming: int = 0) -> dict[str, int]:
-        """How many tokens each row drafts in the next step; see `DepthPolicy.choose`."""
+    def before(self, rows: Sequence[Row], slots: int, coming: int = 0) -> int:
+        """How many tokens rows draft in the next step, at most; see `DepthPolicy.choose`."""
         views = [_view(row) for row in rows]
         depth, self.reason = self._policy.choose(views, slots, coming)
-        depths = {view.row_id: min(view.limit, depth) for view in views}
-        self._dispatched, self.depth = self.depth, max(depths.values(), default=0)
-        return depths
+        limit = max((view.limit for view in views), default=0)
+        self._dispatched, self.depth = self.depth, min(limit, depth)
+        return depth
 
     def after(self, emissions: Sequence[Emission], seconds: float | None) -> None:
         """A step was dispatched, and these emissions of the one before it were read. It has no
@@ -65,7 +65,7 @@ class DepthDriver:
         self._policy.observe(emissions, depth, None if self.changes_depth else seconds)
 
 
-def _view(row: DecodeRow) -> RowView:
+def _view(row: Row) -> RowView:
     request = row.request
     limit = MAX_DRAFT_DEPTH if request.depth is None else request.depth
     return RowView(row.row_id, limit, row.length, request.grammar is not None)

@@ -8,19 +8,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from operator import sub
 
 from omlx_producer.terminal import counted
-from omlx_worker.decode.actions import Decode, Evict, Idle, Join, Pause, Prefill, Resume
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver
-from omlx_worker.decode.row import BULK, DecodeRow
-from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.rows.interface import Engine
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.decode.scheduler import Act, Scheduler
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.interface import Delays, Engine
+from omlx_worker.engine.rows.row import BULK, Row, Stage
 
 log = logging.getLogger("omlx_worker.decode.loop")
 
@@ -32,7 +31,7 @@ class EngineFailed(RuntimeError):
         rows: those that it was running.
     """
 
-    def __init__(self, rows: Sequence[DecodeRow], error: Exception) -> None:
+    def __init__(self, rows: Sequence[Row], error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.rows = list(rows)
 
@@ -68,17 +67,17 @@ class DecodeLoop:
         )
         self._clock = StepClock()
 
-    def add(self, rows: Sequence[DecodeRow]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._scheduler.add(row)
 
-    def drop(self, rows: Sequence[DecodeRow]) -> None:
+    def drop(self, rows: Sequence[Row]) -> None:
         """Remove rows before the next step. Rows that are done are ignored."""
         for row in rows:
             if row.in_engine:
                 self._clock.interrupt()
                 try:
-                    self._engine.remove(row.row_id)
+                    self._engine.remove(row)
                 except Exception:
                     log.exception("the engine failed to drop row %s", row.row_id)
             self._scheduler.remove(row)
@@ -92,91 +91,112 @@ class DecodeLoop:
         Raises:
             EngineFailed: the rows that it names are to be dropped.
         """
-        engine, counters = self._engine, self.counters
-        traces, contests = engine.traces, engine.contests
+        act = self._scheduler.next()
+        began, before = time.monotonic(), self._engine.delays
         try:
-            return self._act()
-        finally:
-            counters.traces += engine.traces - traces
-            counters.contests += engine.contests - contests
-            self.counters.rows = self._scheduler.joined
-            self.counters.waiting = self._scheduler.waiting
-
-    def _act(self) -> list[Emission] | None:
-        action = self._scheduler.next()
-        match action:
-            case Decode():
-                return self._step()
-            case Idle():
-                self._clock.interrupt()
-                self._count_pages()
-                return None
-        try:
-            match action:
-                case Join(row, room):
-                    self._join(row, room)
-                case Prefill():
-                    return self._prefill(action)
-                case Pause(row):
-                    self._pause(row)
-                case Resume(row, room):
-                    self._clock.interrupt()
-                    self._engine.limit_prefixes(room)
-                    self._engine.resume(row.row_id)
-                case Evict(row):
-                    self._engine.remove(row.row_id)
+            emissions = self._run(act)
         except Exception as error:
-            kind = type(action).__name__.lower()
-            rows = action.rows if isinstance(action, Prefill) else [action.row]
-            names = ", ".join(row.row_id for row in rows)
-            log.exception("the engine failed to %s row %s", kind, names)
-            raise EngineFailed(rows, error) from error
-        return []
-
-    def _join(self, row: DecodeRow, room: int) -> None:
-        self._engine.limit_prefixes(room)
-        known = self._engine.add(row.resumed)
-        if known.cached:
-            self._clock.interrupt()  # a prefix is copied
-        self.counters.cached_tokens += known.cached
-        self._scheduler.took(row, known)
-
-    def _prefill(self, action: Prefill) -> list[Emission]:
-        began = time.monotonic()
-        self._clock.chunk()
-        tokens = {row.row_id: count for row, count in action.tokens.items()}
-        keep = [row.row_id for row, count in action.tokens.items() if row.stops_after(count)]
-        engine = self._engine
-        traces, contests = engine.traces, engine.contests
-        left = engine.prefill(tokens, keep)
-        seconds = time.monotonic() - began
-        timed = (engine.traces, engine.contests) == (traces, contests)
-        if not timed:
-            self._clock.interrupt()
-        self.counters.prompt_windows += any(tokens.values())
-        # The first step of a row reads the last token of its prompt.
-        self.counters.prompt_tokens += sum(tokens.values()) + list(left.values()).count(0)
-        self._scheduler.read(action, left, seconds if timed else None)
-        if all(row.left or not row.request.reports for row in action.rows):
-            return []
-        emissions = self._engine.reported()
-        for emission in emissions:
-            row = self._scheduler.get(emission.row_id)
-            if row is not None and emission.finish_reason is not None:
-                self._scheduler.remove(row)
-            elif row is not None:
-                # It may read its prompt again, but tells the scores once.
-                row.request = replace(row.request, prompt_logprobs=None)
+            raise self._failure(act, error) from error
+        delays = Delays(*map(sub, self._engine.delays, before))
+        self._learn(act, emissions or [], time.monotonic() - began, delays)
+        self._count(act, emissions or [], delays)
+        for emission in emissions or []:
+            self._end(emission)
         return emissions
 
-    def _pause(self, row: DecodeRow) -> None:
-        self._clock.interrupt()
-        kept = self._engine.suspend(row.row_id)
-        if kept is None:
-            self._engine.remove(row.row_id)
-        self._scheduler.paused(row, kept)
-        self.counters.pauses += 1
-        log.info("row %s makes room for a more urgent one", row.row_id)
+    def _run(self, act: Act) -> list[Emission] | None:
+        """Let the engine take a act."""
+        if act.row:
+            return self._move(act.row)
+        if act.chunk:
+            return self._engine.read(act.chunk.tokens)
+        if act.rows:
+            return self._engine.step(self._plan(act.rows))
+        self._count_pages()
+        return None
+
+    def _move(self, row: Row) -> list[Emission]:
+        """Let the engine follow a row that has changed its stage."""
+        engine = self._engine
+        if row.in_batch:
+            engine.limit_prefixes(self._scheduler.room)
+        match row.stage:
+            case Stage.READING:
+                self._scheduler.shared(row, engine.add(row))
+            case Stage.DECODING:
+                engine.resume(row)
+            case Stage.SUSPENDED:
+                engine.suspend(row)
+                log.info("row %s makes room for a more urgent one", row.row_id)
+            case Stage.WAITING:
+                engine.remove(row)
+        return []
+
+    def _plan(self, rows: list[Row]) -> int:
+        """How deep the next step drafts; says how many rows may run beside these."""
+        scheduler, size = self._scheduler, self._driver.batch_size
+        depth = self._driver.before(rows, self._engine.slots, scheduler.coming)
+        size.step(scheduler.joined, hurried=any(row.level < BULK for row in rows))
+        scheduler.max_rows, scheduler.bulk_rows = size.places, size.rows
+        return depth
+
+    def _failure(self, act: Act, error: Exception) -> EngineFailed:
+        rows = [act.row] if act.row else act.chunk.rows if act.chunk else []
+        rows = rows or [row for row in self._scheduler.rows if row.in_engine]
+        log.exception("the engine failed with %s", ", ".join(row.row_id for row in rows))
+        return EngineFailed(rows, error)
+
+    def _learn(
+        self, act: Act, emissions: Sequence[Emission], seconds: float, delays: Delays
+    ) -> None:
+        """Tell those who learn from it how long a act took."""
+        clock = self._clock
+        if act.row:
+            # What a row without a kept beginning takes to join is next to nothing.
+            if act.row.computed or act.row.stage is not Stage.READING:
+                clock.interrupt()
+        elif act.chunk:
+            clock.chunk()
+            timed = not (delays.traces or delays.contests)
+            if not timed:
+                clock.interrupt()
+            self._scheduler.read(act.chunk, seconds if timed else None)
+        elif act.rows:
+            if any(delays):
+                clock.traced()
+            between, alone = clock.step()
+            self._driver.after(emissions, between if alone else None)
+            depth = max((emission.drafted for emission in emissions), default=0)
+            self._chunks.stepped(None if self._driver.changes_depth else between, depth)
+        else:
+            clock.interrupt()
+
+    def _count(self, act: Act, emissions: Sequence[Emission], delays: Delays) -> None:
+        counters = self.counters
+        counters.traces += delays.traces
+        counters.contests += delays.contests
+        if act.row:
+            counters.cached_tokens += act.row.computed * (act.row.stage is Stage.READING)
+            counters.pauses += act.row.stage is Stage.SUSPENDED
+        elif act.chunk:
+            tokens = act.chunk.tokens
+            counters.prompt_windows += any(tokens.values())
+            # The first step of a row reads the last token of its prompt.
+            counters.prompt_tokens += sum(tokens.values()) + sum(not row.left for row in tokens)
+        elif act.rows:
+            counters.stepped(len(act.rows), emissions)
+        counters.rows = self._scheduler.joined
+        counters.waiting = len(self._scheduler.rows) - counters.rows
+
+    def _end(self, emission: Emission) -> None:
+        """Forget a row that has ended; one that rejoins waits anew."""
+        if emission.finish_reason is None and not emission.rejoins:
+            return
+        row = self._scheduler.get(emission.row_id)
+        if row is not None and emission.rejoins:
+            row.wait()
+        elif row is not None:
+            self._scheduler.remove(row)
 
     def _count_pages(self) -> None:
         """Warn once more pages are miscounted."""
@@ -188,38 +208,3 @@ class DecodeLoop:
                 *(counted(wrong, "page"), "is" if wrong == 1 else "are"),
             )
         self.counters.miscounted_pages = wrong
-
-    def _step(self) -> list[Emission]:
-        scheduler, engine = self._scheduler, self._engine
-        rows = scheduler.decoding
-        depths = self._driver.before(rows, engine.slots, scheduler.coming)
-        size = self._driver.batch_size
-        size.step(scheduler.joined, hurried=any(row.level < BULK for row in rows))
-        scheduler.max_rows, scheduler.bulk_rows = size.places, size.rows
-        stalls, contests = engine.stalls, engine.contests
-        try:
-            emissions = engine.step(depths)
-        except Exception as error:
-            log.exception("the engine failed in a step of %s", counted(len(rows), "row"))
-            raise EngineFailed([row for row in scheduler.rows if row.in_engine], error) from error
-        if engine.stalls != stalls or engine.contests != contests:
-            self._clock.traced()
-        self._time(emissions)
-        self.counters.stepped(len(rows), emissions)
-        for emission in emissions:
-            row = scheduler.get(emission.row_id)
-            if row is None:
-                continue
-            row.tokens += emission.tokens
-            if emission.finish_reason is not None:
-                scheduler.remove(row)
-            elif emission.rejoins:
-                scheduler.paused(row, None)
-        return emissions
-
-    def _time(self, emissions: Sequence[Emission]) -> None:
-        """Tell those who learn from it how long the step took."""
-        seconds, alone = self._clock.step()
-        self._driver.after(emissions, seconds if alone else None)
-        depth = max((emission.drafted for emission in emissions), default=0)
-        self._chunks.stepped(None if self._driver.changes_depth else seconds, depth)

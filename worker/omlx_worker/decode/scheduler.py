@@ -2,9 +2,9 @@
 
 Rows wait until a place in the batch is free, the best level first and the oldest first among
 equals. A row that has waited for `PATIENCE_SECONDS` counts as one of the best level and is not
-paused again, so no row waits for ever. Where a row that began at the best level has no place, the
-bulk row that joined last is paused and takes its turn again later. When a choice of a job joins,
-its other choices queue up again, behind the rows that came in the meantime.
+suspended again, so no row waits for ever. Where a row that began at the best level has no place,
+the bulk row that joined last is suspended and takes its turn again later. When a choice of a job
+joins, its other choices queue up again, behind the rows that came in the meantime.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
 than one chunk. Within a level chunks go to the oldest row and to the shortest rest by turns: a
@@ -18,31 +18,62 @@ while another one reads a beginning that both share, and takes it from the prefi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from omlx_worker.decode.actions import (
-    Action,
-    Decode,
-    Evict,
-    Idle,
-    Join,
-    Pause,
-    Prefill,
-    Resume,
-)
 from omlx_worker.decode.beginnings import SHORTEST, awaits, note
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
-from omlx_worker.decode.row import BULK, HIGH, DecodeRow, Stage
-from omlx_worker.engine.rows.row import Known
+from omlx_worker.engine.rows.row import BULK, HIGH, Row, Stage
 from omlx_worker.queue.order import PATIENCE_SECONDS
 
 AHEAD = 4
 """Chunks of unread tokens up to which rows join, so that prompts of similar length meet."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of some rows' prompts, to be read in one forward.
+
+    Attributes:
+        tokens: how many of each row.
+        context: tokens that the first row has read before.
+    """
+
+    tokens: dict[Row, int]
+    context: int
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self.tokens)
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the forward, padding included."""
+        return len(self.tokens) * max(self.tokens.values())
+
+    @property
+    def padding(self) -> int:
+        return self.computed - sum(self.tokens.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What the engine does next, the first of these that is set. With none it is idle.
+
+    Attributes:
+        row: its stage has changed: it joins, is suspended, goes on, or loses its pages.
+        chunk: what is read.
+        rows: those that decode a step.
+    """
+
+    row: Row | None = None
+    chunk: Chunk | None = None
+    rows: list[Row] = field(default_factory=list)
+
+
 class Scheduler:
-    """Chooses the next action; the caller reports what came of it.
+    """Chooses which rows the engine works on next. Nothing calls back into it.
 
     Args:
         max_rows: rows in the batch at the same time, at first.
@@ -54,6 +85,7 @@ class Scheduler:
     Attributes:
         max_rows: rows in the batch at the same time.
         bulk_rows: rows in the batch up to which bulk rows join, unless they have aged.
+        room: bytes that the prefix cache may take beside the rows, since one joined.
     """
 
     def __init__(
@@ -72,21 +104,22 @@ class Scheduler:
         self._shares = shares
         self._pads = pads
         self._clock = clock
+        self.room = 0
         self._arrivals = self._joins = 0
-        self._rows: dict[str, DecodeRow] = {}
+        self._rows: dict[str, Row] = {}
         self._decode_is_due = self._follows_chunk = self._hurried = False
         self._oldest_is_due = True
         self._lost = 0.0
 
-    def get(self, row_id: str) -> DecodeRow | None:
+    def get(self, row_id: str) -> Row | None:
         return self._rows.get(row_id)
 
     @property
-    def rows(self) -> list[DecodeRow]:
+    def rows(self) -> list[Row]:
         return list(self._rows.values())
 
     @property
-    def decoding(self) -> list[DecodeRow]:
+    def decoding(self) -> list[Row]:
         """The rows that the next decode step runs."""
         return self._in(Stage.DECODING)
 
@@ -97,7 +130,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """How many rows hold none, paused ones included."""
+        """How many rows hold none, suspended ones included."""
         return len(self._rows) - self.joined
 
     @property
@@ -118,7 +151,7 @@ class Scheduler:
         """Rows that wait and find a place, if there is memory."""
         return min(self.waiting, max(0, self.bulk_rows - self.joined))
 
-    def add(self, row: DecodeRow) -> None:
+    def add(self, row: Row) -> None:
         """Let a row wait for its turn."""
         row.wait()
         self._queue_up(row)
@@ -126,54 +159,55 @@ class Scheduler:
             note(row, self._rows.values(), self._chunks.unit)
         self._rows[row.row_id] = row
 
-    def remove(self, row: DecodeRow) -> None:
+    def remove(self, row: Row) -> None:
         """Forget a row that has finished or was dropped; an unknown row is ignored."""
         row.end()
         if self._rows.get(row.row_id) is row:
             del self._rows[row.row_id]
 
-    def took(self, row: DecodeRow, known: Known) -> None:
-        """Report a `Join`: what the engine knows of the row."""
-        row.take(known)
-        if known.shared >= known.cached + SHORTEST:
-            row.stops.add(known.shared)
+    def shared(self, row: Row, tokens: int) -> None:
+        """Let a row stop where other prompts part from its own, which the prefix cache knows of."""
+        if tokens >= row.computed + SHORTEST:
+            row.stops.add(tokens)
 
-    def read(self, action: Prefill, left: Mapping[str, int], seconds: float | None = None) -> None:
-        """Report a `Prefill`: how many tokens are left of each row, and how long it took."""
-        if seconds is not None and any(action.tokens.values()):
-            context = action.rows[0].context
-            self._chunks.read(context, self._hurried, action.computed, seconds)
-        for row in action.rows:
-            row.read(left[row.row_id])
-
-    def paused(self, row: DecodeRow, kept_bytes: int | None) -> None:
-        """Report a `Pause`.
+    def read(self, chunk: Chunk, seconds: float | None = None) -> None:
+        """A chunk is read: rows with nothing left decode.
 
         Args:
-            kept_bytes: what the cache takes; None if it is lost and the tokens are read again.
+            seconds: how long it took; None if that says nothing.
         """
-        if kept_bytes is None:
-            row.wait()
-        else:
-            row.pause(kept_bytes)
+        if seconds is not None and any(chunk.tokens.values()):
+            self._chunks.read(chunk.context, self._hurried, chunk.computed, seconds)
+        for row in chunk.rows:
+            if row.stage is Stage.READING and not row.left:
+                row.decode()
 
-    def next(self) -> Action:
-        """What to do now. A row that joins, resumes or loses its cache counts as such at once."""
+    def next(self) -> Act:
+        """What to do now. A row that changes its stage counts as such at once."""
         decoding = self.decoding
         self._hurried = any(row.level < BULK for row in decoding)
         self._follows_chunk = self._decode_is_due and bool(decoding)
-        action = None if self._follows_chunk else self._admit() or self._prefill()
-        self._decode_is_due = isinstance(action, Prefill)
-        return action or (Decode() if decoding else Idle())
+        row = chunk = None
+        if not self._follows_chunk:
+            row = self._admit()
+            chunk = None if row else self._chunk()
+        self._decode_is_due = chunk is not None
+        return Act(row, chunk, decoding)
 
-    def _in(self, stage: Stage) -> list[DecodeRow]:
+    def _in(self, stage: Stage) -> list[Row]:
         return [row for row in self._rows.values() if row.stage is stage]
 
-    def _admit(self) -> Join | Pause | Resume | Evict | None:
-        """Give the best row that waits a place, if one is free or can be made."""
-        self._age()
-        reading = sorted(self._in(Stage.READING), key=_rank)
+    def _admit(self) -> Row | None:
+        """Give the best row that waits a place, if one is free or can be made.
+
+        Returns:
+            That row, or one that is suspended or loses its pages for it.
+        """
         waiting = [row for row in self._rows.values() if not row.in_batch]
+        if not waiting:
+            return None
+        self._age(waiting)
+        reading = sorted(self._in(Stage.READING), key=_rank)
         if self._shares:
             waiting = [row for row in waiting if not awaits(row, reading)]
         best = next((row for row in _turns(waiting) if self._is_due(row, reading)), None)
@@ -183,10 +217,11 @@ class Scheduler:
             return self._evict_for(best) or self._bring_in(best)
         if best.level == HIGH and (victim := self._victim()):
             victim.since = self._clock()
-            return Pause(victim)
+            victim.suspend()
+            return victim
         return None
 
-    def _is_due(self, row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:
+    def _is_due(self, row: Row, reading: Sequence[Row]) -> bool:
         """Whether it goes before the rows whose prompts are being read, or is read beside them.
 
         Args:
@@ -196,25 +231,26 @@ class Scheduler:
             return True
         first = reading[0]
         unread = sum(other.left for other in reading if other.left < 2 * row.left)
-        chunk = self._chunks.whole(first.context, self._hurried)
+        chunk = self._chunks.whole(first.computed, self._hurried)
         return row.rank[0] == first.rank[0] and unread < AHEAD * chunk
 
-    def _prefill(self) -> Prefill | None:
+    def _chunk(self) -> Chunk | None:
         """A chunk of the row whose turn it is, and of rows that can be read with it."""
         reading = self._in(Stage.READING)
         if not reading:
             return None
         oldest, shortest = _turns(reading)
         first = oldest if self._oldest_is_due else shortest
-        chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
+        chunk = Chunk({first: self._chunk_of(first, first.until_stop)}, first.computed)
         alike = [row for row in reading if row.rank[0] == first.rank[0] and row is not first]
-        room = self._chunks.whole(first.context, self._hurried)
-        most = self._chunks.padding(first.context, self._hurried) if self._pads else 0
+        room = self._chunks.whole(first.computed, self._hurried)
+        most = self._chunks.padding(first.computed, self._hurried) if self._pads else 0
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
-            larger = Prefill({**chunk.tokens, row: self._chunk_of(row, row.until_stop)})
+            tokens = {**chunk.tokens, row: self._chunk_of(row, row.until_stop)}
+            larger = Chunk(tokens, first.computed)
             if larger.computed <= room and larger.padding - chunk.padding <= most:
                 chunk = larger
-        if first.rank[0] == BULK and 2 * chunk.computed <= room and self._gathers(first.context):
+        if first.rank[0] == BULK and 2 * chunk.computed <= room and self._gathers(first.computed):
             return None
         self._oldest_is_due, self._lost = not self._oldest_is_due, 0.0
         return chunk
@@ -231,70 +267,70 @@ class Scheduler:
         self._lost += absent / (absent + decoding)
         return True
 
-    def _has_place_for(self, row: DecodeRow) -> bool:
-        """Whether it could join if no paused row kept its cache; alone, any row can."""
+    def _has_place_for(self, row: Row) -> bool:
+        """Whether it could join if no suspended row kept its pages; alone, any row can."""
         batch = self._batch()
         most = self.bulk_rows if row.rank[0] == BULK else self.max_rows
         return not batch or (len(batch) < most and self._fits([*batch, row]))
 
-    def _evict_for(self, row: DecodeRow) -> Evict | None:
-        """The next paused row whose cache is in the way: the one to resume last goes first."""
-        paused = [other for other in self._in(Stage.PAUSED) if other is not row]
-        kept = sum(other.kept_bytes for other in paused)
-        if not paused or self._fits([*self._batch(), row], beside=kept):
+    def _evict_for(self, row: Row) -> Row | None:
+        """The suspended row that is in the way, which waits anew: the last to resume goes first."""
+        suspended = [other for other in self._in(Stage.SUSPENDED) if other is not row]
+        kept = sum(other.kept_bytes for other in suspended)
+        if not suspended or self._fits([*self._batch(), row], beside=kept):
             return None
-        victim = max(paused, key=_rank)
+        victim = max(suspended, key=_rank)
         victim.wait()
-        return Evict(victim)
+        return victim
 
-    def _fits(self, rows: list[DecodeRow], beside: int = 0) -> bool:
+    def _fits(self, rows: list[Row], beside: int = 0) -> bool:
         return self._budget.fits([row.size for row in rows], beside)
 
-    def _batch(self) -> list[DecodeRow]:
+    def _batch(self) -> list[Row]:
         return [row for row in self._rows.values() if row.in_batch]
 
-    def _bring_in(self, row: DecodeRow) -> Join | Resume:
+    def _bring_in(self, row: Row) -> Row:
         self._joins += 1
         row.join_order = self._joins
         for other in self._in(Stage.WAITING):
             if other.job_id == row.job_id and not other.join_order:
                 self._queue_up(other)
-        kept = sum(other.kept_bytes for other in self._in(Stage.PAUSED) if other is not row)
-        room = self._budget.room([each.size for each in [*self._batch(), row]], kept)
-        if row.stage is Stage.PAUSED:
-            row.resume()
-            return Resume(row, room)
-        row.join()
-        return Join(row, room)
+        kept = sum(other.kept_bytes for other in self._in(Stage.SUSPENDED) if other is not row)
+        self.room = self._budget.room([each.size for each in [*self._batch(), row]], kept)
+        if row.stage is Stage.SUSPENDED:
+            row.decode()
+        else:
+            row.join()
+        return row
 
-    def _chunk_of(self, row: DecodeRow, left: int) -> int:
+    def _chunk_of(self, row: Row, left: int) -> int:
         """Tokens of a row's prompt to read at a time, with ``left`` of them to read."""
         if row.request.whole:
             return row.left
-        return self._chunks.chunk(row.context, self._hurried, left)
+        return self._chunks.chunk(row.computed, self._hurried, left)
 
-    def _victim(self) -> DecodeRow | None:
+    def _victim(self) -> Row | None:
         """The bulk row that has decoded for the shortest time."""
         bulk = [row for row in self.decoding if row.level == BULK and not row.aged]
         return max(bulk, key=lambda row: row.join_order, default=None)
 
-    def _queue_up(self, row: DecodeRow) -> None:
+    def _queue_up(self, row: Row) -> None:
         """A row that has not joined yet waits behind all others of its level."""
         row.arrival, row.since, row.aged = self._arrivals, self._clock(), False
         self._arrivals += 1
 
-    def _age(self) -> None:
+    def _age(self, waiting: Sequence[Row]) -> None:
         now = self._clock()
-        for row in self._rows.values():
-            if not row.in_batch and now - row.since >= PATIENCE_SECONDS:
+        for row in waiting:
+            if now - row.since >= PATIENCE_SECONDS:
                 row.aged = True
 
 
-def _rank(row: DecodeRow) -> tuple[int, int]:
+def _rank(row: Row) -> tuple[int, int]:
     return row.rank
 
 
-def _turns(rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+def _turns(rows: Sequence[Row]) -> list[Row]:
     """Of the rows of the best level the oldest, and the one with the least to read."""
     if not rows:
         return []

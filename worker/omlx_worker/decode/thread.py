@@ -19,16 +19,10 @@ from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
-from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.rows.interface import (
-    FIRST_ROWS,
-    FIXED_CHUNK,
-    LONGEST_CHUNK,
-    Engine,
-    Tell,
-)
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.interface import FIRST_ROWS, FIXED_CHUNK, LONGEST_CHUNK, Engine, Tell
+from omlx_worker.engine.rows.row import Stage
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from omlx_producer.wire.end import STATES
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

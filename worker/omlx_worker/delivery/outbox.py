@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 
 # About 25 MB at 200 bytes per token; several minutes of decoding.
 MOST_TOKENS = 131_072

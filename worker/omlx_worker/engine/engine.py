@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -13,13 +11,12 @@ from omlx_producer.wire import GenerationRequest, ModelInfo
 from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.footprint import budget, keep_within
-from omlx_worker.engine.rows.emitting import EmittingRow, Texts
-from omlx_worker.engine.rows.forms import told_of
-from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Size
-from omlx_worker.engine.rows.row import Emission, Known, Row, RowStep, Said
+from omlx_worker.engine.rows.emission import Emission, Said
+from omlx_worker.engine.rows.emitting import Texts
+from omlx_worker.engine.rows.interface import Delays
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import Row, Size
 from omlx_worker.engine.warm_up import WarmUp
-
-log = logging.getLogger(__name__)
 
 
 class DecodingEngine:
@@ -49,7 +46,7 @@ class DecodingEngine:
         family: str,
         decoder: RaggedDecoder,
         tokenizer: TokenizerWrapper,
-        prepare: Callable[[GenerationRequest, str], list[Row]],
+        prepare: Callable[[GenerationRequest, str], list[RowRequest]],
         info: ModelInfo,
         max_rows: int,
         draft_model: str | None = None,
@@ -59,8 +56,8 @@ class DecodingEngine:
         self.family = family
         self.decoder = decoder
         self.prepare = prepare
-        self._texts = Texts(tokenizer)
-        self.answers = told_of(tokenizer)
+        self._texts = Texts(tokenizer, repeats=repeats)
+        self.answers = self._texts.answers
         self.info = info
         self.max_rows = max_rows
         self.max_depth, self.own_depth = decoder.max_depth, decoder.own_depth
@@ -69,8 +66,7 @@ class DecodingEngine:
         self.drafters = ", ".join(drafters) or None
         self.shares, self.pads = decoder.shares, decoder.pads
         self.weight_bytes, self.memory_budget = decoder.weight_bytes, budget()
-        self._repeats = repeats
-        self._rows: dict[str, EmittingRow] = {}
+        self._over: list[Row] = []
 
     def text_of(self, row: Row) -> Said:
         return self._texts.said(row)
@@ -80,16 +76,8 @@ class DecodingEngine:
         return self.decoder.slots
 
     @property
-    def traces(self) -> int:
-        return self.decoder.traces
-
-    @property
-    def stalls(self) -> int:
-        return self.decoder.stalls
-
-    @property
-    def contests(self) -> int:
-        return self.contest.contests
+    def delays(self) -> Delays:
+        return Delays(self.decoder.traces, self.decoder.drains, self.contest.contests)
 
     @property
     def first_parts(self) -> int:
@@ -98,69 +86,42 @@ class DecodingEngine:
     def warm_up(self, *, first: bool = False) -> bool:
         return self.shapes is not None and self.shapes.next(first=first)
 
-    def add(self, row: Row) -> Known:
+    def add(self, row: Row) -> int:
         if self.shapes:
             self.shapes.stop()
-        emitting = self._rows[row.row_id] = EmittingRow(row, self._texts, repeats=self._repeats)
-        return Known() if emitting.is_over else self.decoder.add(emitting.decoded)
+        self._texts.begin(row)
+        if row.is_over:
+            self._over.append(row)
+            return 0
+        return self.decoder.add(row)
 
-    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
-        running = {name: count for name, count in tokens.items() if not self._rows[name].is_over}
-        keep = [row_id for row_id in keep if row_id in running]
-        left = self.decoder.prefill(running, keep) if running else {}
-        return dict.fromkeys(tokens, 0) | left
-
-    def reported(self) -> list[Emission]:
-        reports = self.decoder.take_reports()
-        emissions = [self._rows[row_id].read(each) for row_id, each in reports.items()]
-        for emission in emissions:
-            if emission.finish_reason is not None:
-                del self._rows[emission.row_id]
-        return emissions
+    def read(self, tokens: Mapping[Row, int]) -> list[Emission]:
+        running = {row: count for row, count in tokens.items() if not row.is_over}
+        reports = self.decoder.read(running) if running else {}
+        if self.shapes:
+            self.shapes.met(self.slots)
+        return [self._texts.read(row, each) for row, each in reports.items()]
 
     def limit_prefixes(self, room: int) -> None:
         self.decoder.limit_prefixes(room)
 
-    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
-        over = [row.end() for row in self._rows.values() if row.is_over]
-        steps = [step for step in self.decoder.step(depths) if step.row_id in self._rows]
-        if self.shapes:
-            self.shapes.met(self.slots)
-        new = [fresh for step in steps if (fresh := self._without_repeats(step))]
-        emissions = over + [self._rows[step.row_id].stepped(step) for step in new]
-        for emission in emissions:
+    def step(self, depth: int | None = None) -> list[Emission]:
+        over, self._over = self._over, []
+        emissions = [self._texts.end(row) for row in over]
+        for step in self.decoder.step(depth):
+            emission = self._texts.stepped(step)
+            emissions.append(emission)
             if emission.finish_reason is not None or emission.rejoins:
-                del self._rows[emission.row_id]
-                self.decoder.finish(emission.row_id)
+                self.decoder.finish(step.row)
+            if emission.rejoins:
+                self._texts.drop_unsaid(step.row)
         return emissions
 
-    def _without_repeats(self, step: RowStep) -> RowStep | None:
-        """What a step adds to the tokens that its row had when it was added; None for nothing."""
-        row, tokens = self._rows[step.row_id], [sampled.token for sampled in step.tokens]
-        if not row.again:
-            return step
-        count = min(len(row.again), len(tokens))
-        same, row.again = tokens[:count] == row.again[:count], row.again[count:]
-        if not same:
-            log.warning(
-                "row %s does not repeat its text here: it goes on from the text, which may round "
-                "differently",
-                step.row_id,
-            )
-            row.again = []
-            self.decoder.remove(step.row_id)
-            self.decoder.add(row.row)
-            while self.decoder.prefill({step.row_id: LONGEST_CHUNK})[step.row_id]:
-                pass
-            return None
-        fresh = step.tokens[count:]
-        return replace(step, tokens=fresh) if fresh or step.cut else None
+    def suspend(self, row: Row) -> None:
+        self.decoder.suspend(row)
 
-    def suspend(self, row_id: str) -> int | None:
-        return self.decoder.suspend(row_id)
-
-    def resume(self, row_id: str) -> None:
-        self.decoder.resume(row_id)
+    def resume(self, row: Row) -> None:
+        self.decoder.resume(row)
 
     def keep_within(self, limit: int) -> None:
         keep_within(limit)
@@ -174,15 +135,14 @@ class DecodingEngine:
     def miscounted_pages(self) -> int:
         return self.decoder.miscounted_pages()
 
-    def remove(self, row_id: str) -> None:
-        if self._rows.pop(row_id, None) is not None:
-            self.decoder.remove(row_id)
+    def remove(self, row: Row) -> None:
+        self._over = [other for other in self._over if other is not row]
+        self.decoder.leave(row)
 
     def close(self) -> None:
         if self.shapes:
             self.shapes.stop()
         del self.decoder
-        self._rows.clear()
         end_streams()
 
 

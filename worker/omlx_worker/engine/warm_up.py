@@ -30,7 +30,8 @@ from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.ragged import first_windows
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.interface import FIRST_ROWS, depths_of
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 
 log = logging.getLogger(__name__)
 
@@ -164,29 +165,27 @@ class WarmUp:
     def _run(self, shape: Shape) -> Generator[None]:
         decoder = self._decoder
         rows = self._rows_of(shape)
-        row_ids = [row.row_id for row in rows]
-        sizes = [(row.length, max(row.longest, shape.length)) for row in rows]
+        sizes = [(row.length, max(row.request.longest, shape.length)) for row in rows]
         if decoder.bytes_for(sizes, alone=True) + decoder.weight_bytes > self.limit:
             return
         try:
             for row in rows:
                 decoder.add(row)
             if shape.sampling is None:
-                decoder.prefill(dict.fromkeys(row_ids, shape.length))
+                decoder.read(dict.fromkeys(rows, shape.length))
                 yield
                 return
-            for at in range(0, len(row_ids), AT_ONCE):
-                decoder.prefill(dict.fromkeys(row_ids[at : at + AT_ONCE], PROMPT))
+            for at in range(0, len(rows), AT_ONCE):
+                decoder.read(dict.fromkeys(rows[at : at + AT_ONCE], PROMPT))
                 yield
-            longest = decoder.rows[row_ids[0]]
-            decoder.reserve([(longest.pages, shape.length)])
-            decoder.fold([longest])
+            decoder.reserve([(rows[0], shape.length)])
+            decoder.fold(rows[:1])
             for depth in self._depths:
-                decoder.step(dict.fromkeys(row_ids, depth))
+                decoder.step(depth)
                 yield
         finally:
-            for row_id in row_ids:
-                decoder.remove(row_id)
+            for row in rows:
+                decoder.leave(row)
             decoder.wait()
 
     def _rows_of(self, shape: Shape) -> list[Row]:
@@ -195,6 +194,6 @@ class WarmUp:
         length = PROMPT if shape.sampling else shape.length + 1
         sampling = shape.sampling or SAMPLINGS[0]
         return [
-            Row(f"warm-up:{n}", [1] * length, tokens, sampling, cache=False)
+            Row(RowRequest(f"warm-up:{n}", [1] * length, tokens, sampling, cache=False))
             for n in range(shape.rows)
         ]

@@ -29,7 +29,7 @@ from omlx_producer.wire import (
     row_job_id,
 )
 from omlx_producer.wire.keys import workers_key
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.request import RowRequest
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (
     batch_line,
@@ -826,7 +826,7 @@ def test_what_only_a_worker_refuses_ends_the_run_before_any_row_is_written(
 ) -> None:
     prepare = FakeEngine.prepare
 
-    def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
+    def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         if request.structured_outputs is not None:
             raise InvalidRequest("structured_outputs.choice", WHAT, REMEDY)
         return prepare(self, request, job_id)
@@ -849,7 +849,7 @@ def test_a_refusal_of_rows_with_constraints_of_their_own_is_theirs(
 ) -> None:
     prepare = FakeEngine.prepare
 
-    def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
+    def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         if request.constraint and "own" in request.constraint.value:
             raise InvalidRequest("structured_outputs.choice", WHAT, REMEDY)
         return prepare(self, request, job_id)

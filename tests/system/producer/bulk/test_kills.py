@@ -10,7 +10,7 @@ from pathlib import Path
 
 import redis
 
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from tests.helpers.bulk_runs import (
     batch_line,
     count_lines,
@@ -35,7 +35,7 @@ def expected_texts() -> set[str]:
     texts = set()
     for number in range(ROWS):
         prompt = list(map(ord, f"prompt {number}"))
-        texts.add(expected(Row("", prompt, TOKENS, Sampling(seed=number)))[1])
+        texts.add(expected(RowRequest("", prompt, TOKENS, Sampling(seed=number)))[1])
     return texts
 
 

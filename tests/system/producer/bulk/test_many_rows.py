@@ -18,8 +18,8 @@ import redis
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import Row
 from omlx_producer.wire import GenerationRequest, queue_name
-from omlx_worker.engine.rows.row import Row as EngineRow
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import RowRequest as EngineRow
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.bulk_runs import (
     batch_line,
     count_lines,

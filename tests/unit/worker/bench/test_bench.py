@@ -23,7 +23,7 @@ from omlx_worker.bench.laps import LapPlan, Measured, in_turn, lap, measure
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Step
 from omlx_worker.cli import main
 from omlx_worker.engine.loading.loader import decoder_of, load
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.checkpoints import write_llama, write_qwen
 
 QUICK = ("--context", "8", "--tokens", "3", "--laps", "1")
@@ -312,7 +312,7 @@ def test_a_side_removes_its_rows_at_the_end_of_a_lap(tiny: Path) -> None:
         steps = side.decode([[1, 2, 3], [4, 5, 6]], Sampling(temperature=0.0))
         assert len(next(steps)) == 2
         steps.close()
-    assert decoder.step({}) == []
+    assert decoder.step() == []
 
 
 def test_the_worker_starts_without_the_benchmark_and_without_mlx() -> None:

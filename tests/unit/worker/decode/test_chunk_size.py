@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from omlx_worker.decode.actions import Decode, Join, Prefill
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import (
     FEWEST_TOKENS,
@@ -17,10 +16,10 @@ from omlx_worker.decode.chunk_size import (
     WORTH,
     ChunkSize,
 )
-from omlx_worker.decode.row import DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.rows.row import Row, Sampling
-from tests.helpers.scheduling import known
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row, Stage
+from tests.helpers.scheduling import follow
 
 Cost = Callable[[int, int], float]
 
@@ -32,8 +31,8 @@ DEVICES: dict[str, Cost] = {
 }
 
 
-def row(name: str, tokens: int) -> DecodeRow:
-    return DecodeRow(Row(name, [0] * (tokens + 1), 100, Sampling()))
+def row(name: str, tokens: int) -> Row:
+    return Row(RowRequest(name, [0] * (tokens + 1), 100, Sampling()))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -47,23 +46,20 @@ def test_a_32k_prompt_holds_running_rows_up_as_briefly_as_is_worth_a_chunk(devic
     long = row("long", 32_768)
     arrived, first = False, 0.0
     while long.stage is not Stage.DECODING:
-        action = scheduler.next()
-        if isinstance(action, Decode):
+        act, seconds = scheduler.next(), 0.0
+        if act.chunk:
+            seconds = DEVICES[device](act.chunk.computed, act.chunk.context)
+            # What is left of the step in flight is waited for too.
+            seconds += 0.010 if scheduler.decoding else 0.0
+            now += seconds
+        elif act.rows and not act.row:
             seconds = 0.020 * chance.uniform(0.95, 1.1)
             now += seconds
             chunks.stepped(now - token_at)
             if arrived and now > first:
                 gaps.append(now - token_at)
             token_at = now
-        elif isinstance(action, Join):
-            scheduler.took(action.row, known(action.row))
-        elif isinstance(action, Prefill):
-            seconds = DEVICES[device](action.computed, action.rows[0].context)
-            # What is left of the step in flight is waited for too.
-            seconds += 0.010 if scheduler.decoding else 0.0
-            now += seconds
-            left = {row.row_id: row.left - count for row, count in action.tokens.items()}
-            scheduler.read(action, left, seconds)
+        follow(scheduler, act, seconds)
         if not arrived and now > 1:
             arrived, first = True, now
             scheduler.add(long)
@@ -91,23 +87,22 @@ def test_short_prompts_that_come_at_once_are_read_together_where_tokens_cost_lit
         late = [row(f"{burst}-{place}", chance.randint(14, 19)) for place in range(31)]
         gap, steps = 0.0, 0
         while scheduler.rows:
-            action = scheduler.next()
-            if isinstance(action, Decode):
+            act = scheduler.next()
+            if act.row:
+                follow(scheduler, act)
+            elif act.chunk:
+                seconds = DEVICES["a server's GPU"](act.chunk.computed, 0)
+                gap += seconds
+                reads += burst > 0
+                follow(scheduler, act, seconds)
+                while late:
+                    scheduler.add(late.pop())
+            else:
                 chunks.stepped(gap + 0.020 * chance.uniform(0.95, 1.1))
                 gap, steps = 0.0, steps + 1
                 if not scheduler.waiting and steps > 60:
                     for done in scheduler.rows:
                         scheduler.remove(done)
-            elif isinstance(action, Join):
-                scheduler.took(action.row, known(action.row))
-            elif isinstance(action, Prefill):
-                seconds = DEVICES["a server's GPU"](action.computed, 0)
-                gap += seconds
-                reads += burst > 0
-                left = {row.row_id: row.left - count for row, count in action.tokens.items()}
-                scheduler.read(action, left, seconds)
-                while late:
-                    scheduler.add(late.pop())
     assert reads < 5 * 32 / 3
 
 

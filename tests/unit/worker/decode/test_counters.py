@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omlx_worker.decode.counters import Counters, DraftCounts
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 
 
 def emission(drafted: int, accepted: int) -> Emission:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
-from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.rows.row import Emission, Row, Sampling
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 
 
 class Scripted:
@@ -27,8 +28,8 @@ class Scripted:
         self.reports.append((emissions, depth, seconds))
 
 
-def row(name: str, depth: int | None = None, prompt: int = 5) -> DecodeRow:
-    return DecodeRow(Row(name, [1] * prompt, 50, Sampling(), depth=depth))
+def row(name: str, depth: int | None = None, prompt: int = 5) -> Row:
+    return Row(RowRequest(name, [1] * prompt, 50, Sampling(), depth=depth))
 
 
 def emitted(name: str, tokens: int, drafted: int) -> Emission:
@@ -36,12 +37,13 @@ def emitted(name: str, tokens: int, drafted: int) -> Emission:
     return Emission(name, [7] * tokens, "x", **counts)
 
 
-def test_every_row_is_named_and_keeps_its_own_limit() -> None:
+def test_a_step_is_as_deep_as_the_policy_says_and_some_row_allows() -> None:
     driver = DepthDriver(Scripted(3, 3))
-    rows = [row("free"), row("none", depth=0), row("one", depth=1), row("many", depth=9)]
-    depths = driver.before(rows, slots=4)
 
-    assert depths == {"free": 3, "none": 0, "one": 1, "many": 3}
+    assert driver.before([row("free"), row("none", depth=0)], slots=4) == 3
+    assert driver.depth == 3
+    driver.before([row("none", depth=0), row("one", depth=1)], slots=4)
+    assert driver.depth == 1
 
 
 def run(driver: DepthDriver, drafted: Sequence[int | None]) -> list[bool]:
@@ -89,7 +91,7 @@ def test_the_time_of_a_mixed_step_is_not_reported() -> None:
 def test_modes_without_drafts_never_ask_for_any() -> None:
     for mode, depth in (("batched", 4), ("auto", 0), ("mtp", 0)):
         driver = DepthDriver(make_policy(mode, depth, depth))
-        assert driver.before([row("a")], slots=1) == {"a": 0}
+        assert driver.before([row("a")], slots=1) == 0
 
 
 def test_the_depth_in_use_is_the_one_that_rows_may_have() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,9 +13,9 @@ from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
-from omlx_worker.engine.rows.interface import Size
-from omlx_worker.engine.rows.row import Emission, Known, Row, Sampling
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import BULK, DEFAULT, HIGH, Row, Size
 from tests.helpers.fake_engine import FakeEngine
 
 
@@ -27,12 +26,17 @@ class Suspending(FakeEngine):
         super().__init__(max_rows=2)
         self.let_go: list[str] = []
 
-    def suspend(self, row_id: str) -> int | None:
-        return None if super().suspend(row_id) is None else 5
+    @property
+    def names(self) -> set[str]:
+        return {row.row_id for row in self.states}
 
-    def remove(self, row_id: str) -> None:
-        self.let_go.append(row_id)
-        super().remove(row_id)
+    def suspend(self, row: Row) -> None:
+        super().suspend(row)
+        row.kept_bytes = 5
+
+    def remove(self, row: Row) -> None:
+        self.let_go.append(row.row_id)
+        super().remove(row)
 
 
 def a_byte_a_token(sizes: Sequence[Size]) -> int:
@@ -40,8 +44,8 @@ def a_byte_a_token(sizes: Sequence[Size]) -> int:
     return sum(reading + longest for reading, longest, *_ in sizes)
 
 
-def row(name: str, level: int, prompt: int, tokens: int) -> list[DecodeRow]:
-    return [DecodeRow(Row(name, [1] * prompt, tokens, Sampling()), level)]
+def row(name: str, level: int, prompt: int, tokens: int) -> list[Row]:
+    return [Row(RowRequest(name, [1] * prompt, tokens, Sampling()), level)]
 
 
 def decoding(
@@ -66,34 +70,36 @@ def act_until(decoding: DecodeLoop, condition: Callable[[], bool]) -> None:
 def test_no_cache_is_let_go_for_a_row_that_would_not_fit_even_then() -> None:
     engine = Suspending()
     worker = decoding(engine, limit=100)
-    worker.add(row("bulk", BULK, prompt=10, tokens=10))
+    [bulk] = row("bulk", BULK, prompt=10, tokens=10)
+    worker.add([bulk])
     worker.add(row("mid", DEFAULT, prompt=20, tokens=40))
     act_until(worker, lambda: worker.counters.rows == 2 and worker.counters.steps > 3)
     worker.add(row("high", HIGH, prompt=1, tokens=4))
     act_until(worker, lambda: worker.counters.pauses == 1)
     worker.add(row("too-long-now", HIGH, prompt=5, tokens=60))
-    act_until(worker, lambda: "too-long-now" in engine.states)
-    assert "mid" not in engine.states, "they do not fit together"
+    act_until(worker, lambda: "too-long-now" in engine.names)
+    assert "mid" not in engine.names, "they do not fit together"
     assert engine.let_go == []
-    act_until(worker, lambda: not engine.states["bulk"].suspended)
+    act_until(worker, lambda: not engine.states[bulk].suspended)
 
 
 def test_the_prompt_that_is_still_read_counts_beside_its_row() -> None:
     engine = Suspending()
     worker = decoding(engine, limit=2035)
-    worker.add(row("reading", DEFAULT, prompt=1000, tokens=10))
+    [reading] = row("reading", DEFAULT, prompt=1000, tokens=10)
+    worker.add([reading])
     worker.act()
     worker.add(row("high", HIGH, prompt=10, tokens=10))
-    act_until(worker, lambda: "high" in engine.states)
-    assert engine.states["reading"].unread == 0
+    act_until(worker, lambda: "high" in engine.names)
+    assert reading.left == 0
 
 
 def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     class Traced(FakeEngine):
-        def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+        def step(self, depth: int | None = None) -> list[Emission]:
             self.steps += 1
-            self.stalls += self.steps == 4
-            return super().step(depths)
+            self.drains += self.steps == 4
+            return super().step(depth)
 
         steps = 0
 
@@ -111,10 +117,10 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
 
 def test_traces_and_contests_are_counted_but_for_those_before_rows_came() -> None:
     class Tracing(FakeEngine):
-        def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+        def step(self, depth: int | None = None) -> list[Emission]:
             self.traces += 2
             self.contests += 1
-            return super().step(depths)
+            return super().step(depth)
 
     engine = Tracing()
     worker = decoding(engine, limit=1000)
@@ -190,11 +196,10 @@ def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> N
 @pytest.mark.parametrize("held", [0, 30])
 def test_what_a_kept_prefix_takes_to_load_is_not_taken_for_what_a_chunk_takes(held: int) -> None:
     class Holding(FakeEngine):
-        def add(self, row: Row) -> Known:
-            known = super().add(row)
-            kept = held if row.row_id == "b" else 0
-            self.states[row.row_id].unread -= kept
-            return replace(known, cached=kept, left=known.left - kept)
+        def add(self, row: Row) -> int:
+            shared = super().add(row)
+            row.computed = held if row.row_id == "b" else 0
+            return shared
 
     pace = Pace()
     worker = decoding(Holding(max_rows=2), limit=1000, chunks=pace)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from omlx_worker.decode.actions import Decode, Join, Prefill
-from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import BULK, DEFAULT, HIGH, Row
 from tests.helpers.scheduling import Rows
 
 
@@ -137,8 +136,8 @@ def test_a_running_row_waits_for_one_chunk_at_most() -> None:
     rows.add("a", 1)
     rows.told(3)
     rows.add("b", 24)
-    kinds = [type(rows.drive()) for _ in range(7)]
-    assert kinds == [Join, Prefill, Decode, Prefill, Decode, Prefill, Decode]
+    kinds = [told.partition(" ")[0] for told in rows.told(7)]
+    assert kinds == ["join", *["read", "decode"] * 3]
 
 
 def test_the_best_priority_goes_first_and_the_oldest_among_equals() -> None:
@@ -146,9 +145,9 @@ def test_the_best_priority_goes_first_and_the_oldest_among_equals() -> None:
     for name, level in (("bulk", BULK), ("first", DEFAULT), ("second", DEFAULT), ("high", HIGH)):
         rows.add(name, 1, level)
     order = []
-    while isinstance(action := rows.drive(), Join):
-        order.append(action.row.row_id)
-        rows.scheduler.remove(action.row)
+    while row := rows.drive().row:
+        order.append(row.row_id)
+        rows.scheduler.remove(row)
     assert order == ["high", "first", "second", "bulk"]
 
 
@@ -162,7 +161,7 @@ def test_a_half_read_prompt_keeps_its_place_when_a_better_one_arrives() -> None:
 
 def test_a_row_that_is_not_in_the_batch_can_be_removed() -> None:
     rows = Rows(1)
-    rows.scheduler.remove(DecodeRow(Row("nobody", [0], 1, Sampling())))
+    rows.scheduler.remove(Row(RowRequest("nobody", [0], 1, Sampling())))
     rows.add("waiting", 3)
     rows.remove("waiting")
     assert rows.told() == ["idle"]
@@ -187,13 +186,10 @@ def test_a_row_that_has_decoded_for_long_makes_place_as_one_that_has_not() -> No
     assert rows.told(2) == ["decode", "resume row-1"]
 
 
-def test_a_paused_row_whose_cache_is_lost_reads_its_tokens_again() -> None:
+def test_a_row_that_rejoins_reads_its_tokens_again() -> None:
     rows = Rows.filled(BULK)
-    rows.add("high", 1, HIGH)
     rows.rows["row-0"].tokens += [7] * 10
-    assert rows.told(keeps=False) == ["pause row-0"]
-    rows.drive()
-    rows.remove("high")
+    rows.rows["row-0"].wait()
     assert rows.told(3) == ["join row-0", "read 8 of row-0", "read 3 of row-0"]
 
 
@@ -224,10 +220,10 @@ def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_p
         rows.clock.now += 1
         rows.add(f"high-{arrival}", 1, HIGH)
         rows.remove(running)
-        action = rows.drive()
+        row = rows.drive().row
         rows.told(2)
-        assert isinstance(action, Join)
-        running = action.row.row_id
+        assert row
+        running = row.row_id
         if running == "bulk":
             break
     assert rows.clock.now == 30

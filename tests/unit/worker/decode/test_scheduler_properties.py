@@ -5,22 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.decode.actions import (
-    Decode,
-    Evict,
-    Idle,
-    Join,
-    Pause,
-    Prefill,
-    Resume,
-)
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
-from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import BULK, DEFAULT, HIGH, Row, Stage
 from tests.helpers.clock import Clock
-from tests.helpers.scheduling import known
+from tests.helpers.scheduling import follow
 
 
 class _Model:
@@ -35,16 +26,16 @@ class _Model:
         budget = MemoryBudget(memory, 0, len)
         chunks = ChunkSize(chunk)
         self.scheduler = Scheduler(max_rows, chunks, budget, clock=self.clock)
-        self.rows: dict[str, DecodeRow] = {}
-        self.batch: set[DecodeRow] = set()
-        self.paused: set[DecodeRow] = set()
+        self.rows: dict[str, Row] = {}
+        self.batch: set[Row] = set()
+        self.paused: set[Row] = set()
         self.added = 0
         self.chunks_since_decode = 0
 
     def add(self, tokens: int, level: int) -> None:
         name = f"row-{self.added}"
         self.added += 1
-        self.rows[name] = DecodeRow(Row(name, [0] * tokens, 100, Sampling()), level)
+        self.rows[name] = Row(RowRequest(name, [0] * tokens, 100, Sampling()), level)
         self.scheduler.add(self.rows[name])
 
     def remove(self, name: str) -> None:
@@ -54,65 +45,67 @@ class _Model:
             self.paused.discard(row)
 
     @property
-    def decoding(self) -> set[DecodeRow]:
+    def decoding(self) -> set[Row]:
         return {row for row in self.batch if row.stage is Stage.DECODING}
 
-    def act(self, keeps: bool) -> bool:
+    def act(self) -> bool:
         self.clock.now += 1
         decoding = self.decoding
-        action = self.scheduler.next()
-        match action:
-            case Join(row):
-                assert row not in self.batch
+        act = self.scheduler.next()
+        if act.row:
+            self._check_move(act.row, decoding)
+        elif act.chunk:
+            tokens = act.chunk.tokens
+            assert self.batch >= set(tokens)
+            assert len({row.rank[0] for row in tokens}) == 1
+            assert all(min(1, row.left) <= count <= row.left for row, count in tokens.items())
+            assert len(tokens) * max(tokens.values()) <= self.chunk
+            self.chunks_since_decode += bool(decoding)
+            assert self.chunks_since_decode <= 1, "a running row waits for one chunk at most"
+        elif act.rows:
+            assert set(act.rows) == decoding
+            self.chunks_since_decode = 0
+        else:
+            assert not self.rows
+        follow(self.scheduler, act)
+        assert self.scheduler.joined == len(self.batch) <= self.max_rows
+        assert set(self.scheduler.decoding) == self.decoding
+        suspended = {row for row in self.scheduler.rows if row.stage is Stage.SUSPENDED}
+        assert suspended == self.paused
+        assert self.scheduler.waiting == len(self.rows) - len(self.batch)
+        if not self.decoding:
+            self.chunks_since_decode = 0
+        return bool(act.row or act.chunk or act.rows)
+
+    def _check_move(self, row: Row, decoding: set[Row]) -> None:
+        match row.stage:
+            case Stage.READING:
+                assert row not in self.batch | self.paused
                 self.batch.add(row)
-                self.scheduler.took(row, known(row))
-            case Prefill(tokens):
-                assert self.batch >= set(tokens)
-                assert len({row.rank[0] for row in tokens}) == 1
-                assert all(min(1, row.left) <= count <= row.left for row, count in tokens.items())
-                assert len(tokens) * max(tokens.values()) <= self.chunk
-                left = {row.row_id: row.left - count for row, count in tokens.items()}
-                self.scheduler.read(action, left)
-                self.chunks_since_decode += bool(decoding)
-                assert self.chunks_since_decode <= 1, "a running row waits for one chunk at most"
-            case Pause(row):
+            case Stage.SUSPENDED:
                 assert row in decoding
                 assert row.level == BULK
                 assert any(r.level == HIGH for r in set(self.rows.values()) - self.batch)
                 self.batch.remove(row)
-                if keeps:
-                    self.paused.add(row)
-                self.scheduler.paused(row, 1 if keeps else None)
-            case Resume(row):
+                self.paused.add(row)
+            case Stage.DECODING:
                 assert row in self.paused
                 self.paused.remove(row)
                 self.batch.add(row)
-            case Evict(row):
+            case Stage.WAITING:
                 assert row in self.paused
                 assert len(self.batch) + 1 + len(self.paused) > self.memory, "it is in the way"
                 assert row.left == row.length - 1
                 self.paused.remove(row)
-            case Decode():
-                assert decoding
-                self.chunks_since_decode = 0
-            case Idle():
-                assert not self.rows
-        if isinstance(action, Join | Resume):
-            assert action.room == self.memory - len(self.batch) - len(self.paused)
+        if row.in_batch:
+            assert self.scheduler.room == self.memory - len(self.batch) - len(self.paused)
             assert len(self.batch) == 1 or len(self.batch) + len(self.paused) <= self.memory
-        assert self.scheduler.joined == len(self.batch) <= self.max_rows
-        assert set(self.scheduler.decoding) == self.decoding
-        assert {row for row in self.scheduler.rows if row.stage is Stage.PAUSED} == self.paused
-        assert self.scheduler.waiting == len(self.rows) - len(self.batch)
-        if not self.decoding:
-            self.chunks_since_decode = 0
-        return not isinstance(action, Idle)
 
 
 events = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 20), st.sampled_from((BULK, BULK, HIGH, DEFAULT))),
-        st.tuples(st.just("act"), st.integers(0, 1), st.integers(1, 20)),
+        st.tuples(st.just("act"), st.just(0), st.integers(1, 20)),
         st.tuples(st.just("remove"), st.integers(0, 30), st.just(0)),
     ),
     max_size=150,
@@ -132,12 +125,12 @@ def test_no_order_of_events_overfills_the_batch_stalls_rows_or_forgets_one(
                 model.add(number, level)
             case "act":
                 for _ in range(level):
-                    model.act(keeps=bool(number))
+                    model.act()
             case _:
                 model.remove(f"row-{number}")
-    # Whatever happened, all rows get their turn once those before them have left.
+    # Whatever happened, all rows get their act once those before them have left.
     for _ in range(5000):
-        if not model.act(keeps=True):
+        if not model.act():
             break
         for row in list(model.decoding):
             model.remove(row.row_id)

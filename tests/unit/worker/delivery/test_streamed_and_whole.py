@@ -19,7 +19,9 @@ from omlx_producer.wire import GenerationRequest, TokensEvent
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import Grammars
-from omlx_worker.engine.rows.row import Emission, Row, Said, Sampling
+from omlx_worker.engine.rows.emission import Emission, Said
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.rows.text import RowText, decode_faithfully
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
@@ -74,7 +76,7 @@ class Written:
 
     def job(self) -> ActiveJob:
         rows = [
-            Row(f"j:{choice}", [1], len(tokens) + 1, Sampling(), reply=self.form)
+            RowRequest(f"j:{choice}", [1], len(tokens) + 1, Sampling(), reply=self.form)
             for choice, tokens in enumerate(self.tokens)
         ]
         claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
@@ -89,12 +91,12 @@ class Written:
         rows = [row.request for row in job.rows]
         texts = [RowText(row, tokenizer()) for row in rows]
         for text, row in zip(texts, job.rows, strict=True):
-            for token in row.tokens:
+            for token in row.text_tokens():
                 text.feed(token)
         events = []
         for count in itertools.cycle(steps):
             for index, row in enumerate(job.rows):
-                begun = len(row.tokens)
+                begun = row.produced
                 fresh = self.tokens[index][:until][begun : begun + count]
                 if not job.choices[index].finish_reason:
                     marked = len(texts[index].marks)
@@ -108,15 +110,14 @@ class Written:
             if event := job.take_event():
                 events.append(TokensEvent.model_validate_json(event.model_dump_json()))
             if job.finished or not any(
-                len(row.tokens) < len(self.tokens[index][:until])
-                for index, row in enumerate(job.rows)
+                row.produced < len(self.tokens[index][:until]) for index, row in enumerate(job.rows)
             ):
                 return events
         raise AssertionError
 
     def text_of(self, row: Row) -> Said:
-        text = RowText(row, tokenizer())
-        said = "".join(text.feed(token).text for token in row.generated)
+        text = RowText(row.request, tokenizer())
+        said = "".join(text.feed(token).text for token in row.text_tokens())
         return Said(said, text.marks)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading import loader
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.masks import Matcher
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import ModelError
-from omlx_worker.engine.rows.row import Emission, RowStep, Sampled
+from omlx_worker.engine.rows.row import Row, RowStep, Sampled
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import write_family, write_llama, write_qwen
+from tests.helpers.decoding import enter
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,7 @@ def generate(engine: DecodingEngine, job: str = "job", **fields: Any) -> list[Em
 
 
 def play(engine: DecodingEngine, request: GenerationRequest, job: str = "job") -> list[Emission]:
-    open_rows = set()
-    for prepared in engine.prepare(request, job):
-        engine.add(prepared)
-        while engine.prefill({prepared.row_id: 16})[prepared.row_id]:
-            pass
-        open_rows.add(prepared.row_id)
+    open_rows = {enter(engine, prepared).row_id for prepared in engine.prepare(request, job)}
     emissions: list[Emission] = []
     while open_rows:
         for emission in engine.step():
@@ -79,10 +75,14 @@ def test_the_last_token_of_a_prompt_is_not_left_to_read_but_read_by_the_first_st
         GenerationRequest(model="m", prompt=list(range(30)), max_completion_tokens=2), "job"
     )
 
-    assert engine.add(prepared).left == 29
-    assert engine.prefill({prepared.row_id: 10}) == {prepared.row_id: 19}
-    assert engine.prefill({prepared.row_id: 18}) == {prepared.row_id: 1}
-    assert engine.prefill({prepared.row_id: 1}) == {prepared.row_id: 0}
+    row = Row(prepared)
+    engine.add(row)
+    left = [row.left]
+    for tokens in (10, 18, 1):
+        engine.read({row: tokens})
+        left.append(row.left)
+
+    assert left == [29, 19, 1, 0]
 
 
 def test_a_row_ends_at_its_token_limit_and_leaves_the_engine(engine: DecodingEngine) -> None:
@@ -120,7 +120,6 @@ def test_an_echo_tells_the_log_probability_of_the_stop_token_too(engine: Decodin
         tokens = [token for emission in emissions for token in emission.tokens]
         told = [entry.token_id for emission in emissions for entry in emission.logprobs or ()]
         assert told == tokens + [stop] * echo
-        engine.reported()
 
 
 def test_a_stop_token_is_not_among_the_rows_tokens(engine: DecodingEngine) -> None:
@@ -148,15 +147,12 @@ def test_choices_of_a_sampled_request_differ(engine: DecodingEngine) -> None:
 
 def test_a_removed_row_emits_nothing_more_and_the_rest_goes_on(engine: DecodingEngine) -> None:
     request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=9, ignore_eos=True)
-    for job in ("gone", "stays"):
-        [prepared] = engine.prepare(request, job)
-        engine.add(prepared)
-        engine.prefill({prepared.row_id: 16})
+    gone, _ = (enter(engine, *engine.prepare(request, job)) for job in ("gone", "stays"))
     engine.step()
     engine.step()
 
-    engine.remove("gone:0")
-    engine.remove("never there")
+    engine.remove(gone)
+    engine.remove(Row(gone.request))
     rest = [emission.row_id for _ in range(12) for emission in engine.step()]
 
     assert set(rest) == {"stays:0"}
@@ -187,9 +183,7 @@ def test_penalised_rows_see_prompt_and_every_generated_token_once(
             logits[token] = value - 0.4 - 0.3 * history.count(token)
         history.append(max(range(len(logits)), key=logits.__getitem__))
 
-    engine.add(prepared)
-    while engine.prefill({prepared.row_id: 4})[prepared.row_id]:
-        pass
+    enter(engine, prepared, chunk=4)
     emissions = [emission for _ in range(26) for emission in engine.step()]
 
     assert [t for e in emissions for t in e.tokens] == history[len(prepared.prompt) :]
@@ -199,9 +193,7 @@ def resumed(engine: DecodingEngine, generated: list[int], **fields: Any) -> list
     """What is emitted for a request of which these tokens were there before."""
     request = GenerationRequest.parse({"model": "m", "temperature": 0, **fields})
     [prepared] = engine.prepare(request, "resumed")
-    engine.add(replace(prepared, generated=tuple(generated)))
-    while engine.prefill({prepared.row_id: 16})[prepared.row_id]:
-        pass
+    enter(engine, prepared, generated, chunk=16)
     return [emission for _ in range(30) for emission in engine.step()]
 
 
@@ -290,15 +282,14 @@ def test_a_row_ends_inside_the_accepted_drafts_of_a_step(
     [row] = engine.prepare(
         GenerationRequest.parse({"model": "m", "prompt": "x", "max_tokens": 9, **asked}), "job"
     )
-    engine.add(row)
-    drafted = RowStep(row.row_id, [*map(Sampled, tokens)], drafted=4, step_depth=4)
+    drafted = RowStep(enter(engine, row), [*map(Sampled, tokens)], drafted=4, step_depth=4)
     monkeypatch.setattr(engine.decoder, "step", lambda _: [drafted])
 
     [emission] = engine.step()
 
     assert emission.finish_reason == reason
     assert emission.tokens == tokens[:kept]
-    assert engine.step() == [], "the row has left"
+    assert not engine.decoder.rows, "the row has left"
 
 
 @pytest.mark.parametrize(("stop", "reason"), [(True, "stop"), (False, "length")])
@@ -322,9 +313,10 @@ def test_an_interrupted_row_that_had_ended_can_be_removed_before_it_says_so(
 ) -> None:
     request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=2)
     [prepared] = engine.prepare(request, "job")
-    engine.add(replace(prepared, generated=(1, 2)))
+    row = Row(prepared, generated=(1, 2))
+    engine.add(row)
 
-    engine.remove(prepared.row_id)
+    engine.remove(row)
 
     assert engine.step() == []
 
@@ -332,16 +324,15 @@ def test_an_interrupted_row_that_had_ended_can_be_removed_before_it_says_so(
 def test_a_suspended_row_may_finish_by_what_was_under_way(engine: DecodingEngine) -> None:
     request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=3, ignore_eos=True)
     [prepared] = engine.prepare(request, "job")
-    engine.add(prepared)
-    engine.prefill({prepared.row_id: 16})
+    row = enter(engine, prepared)
     for _ in range(3):
         engine.step()
 
-    assert engine.suspend(prepared.row_id)
+    engine.suspend(row)
     [last] = engine.step()
 
     assert last.finish_reason == "length"
-    assert not engine.suspend(prepared.row_id)
+    assert not engine.decoder.rows
 
 
 @pytest.mark.parametrize(
@@ -452,9 +443,7 @@ def test_a_constrained_row_that_cannot_go_on_ends_as_if_cut(
 def test_a_row_whose_constraint_is_too_slow_to_follow_says_so(engine: DecodingEngine) -> None:
     [row] = engine.prepare(Digits(model="m", prompt="def f", temperature=0), "job")
     assert row.grammar is not None
-    engine.add(row)
-    while engine.prefill({row.row_id: 64})[row.row_id]:
-        pass
+    enter(engine, row)
     engine.step()
 
     row.grammar.too_slow = True

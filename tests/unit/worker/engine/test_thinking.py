@@ -13,8 +13,9 @@ from omlx_producer.wire import GenerationRequest, InvalidRequest
 from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading.loader import load_engine
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from tests.helpers.checkpoints import write_qwen
+from tests.helpers.decoding import enter
 
 pytestmark = pytest.mark.slow
 
@@ -46,9 +47,7 @@ def answered(engine: DecodingEngine, **fields: Any) -> tuple[dict[str, Any], Emi
     """The message of a chat, and the last emission of its row."""
     given = {"model": "m", "messages": MESSAGES, "max_tokens": 60, "seed": 1, **fields}
     [asked] = engine.prepare(GenerationRequest.parse(given), "job")
-    engine.add(asked)
-    while engine.prefill({asked.row_id: 64})[asked.row_id]:
-        pass
+    enter(engine, asked)
     emissions: list[Emission] = []
     while not emissions or emissions[-1].finish_reason is None:
         emissions += engine.step()

@@ -10,10 +10,10 @@ from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine import warm_up
 from omlx_worker.engine.ragged.step import MOST_COMMITS, MOST_FORWARDS
 from omlx_worker.engine.rows.interface import depths_of
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from omlx_worker.engine.warm_up import SAMPLINGS, WarmUp, shapes
 from omlx_worker.settings import MOST_OWN_DRAFTS, USUAL_MOST_ROWS
-from tests.helpers.decoding import Loaded, row, run
+from tests.helpers.decoding import Loaded, enter, row, run
 
 SAMPLED = Sampling(temperature=0.8, filters={"top_k": 20}, seed=3)
 
@@ -69,12 +69,11 @@ def test_no_change_of_depth_waits_for_a_trace(
         pass
     traces = decoder.traces
     for sampling in SAMPLINGS:
-        decoder.add(row("a", [5] * 16, 1000, sampling))
-        assert decoder.prefill({"a": 16}) == {"a": 0}
+        entered = enter(decoder, row("a", [5] * 16, 1000, sampling))
         for pair in itertools.permutations(depths_of(decoder.max_depth, decoder.own_depth), 2):
             for depth in pair:
-                decoder.step({"a": depth})
-        decoder.remove("a")
+                decoder.step(depth)
+        decoder.leave(entered)
     assert decoder.traces == traces
 
 

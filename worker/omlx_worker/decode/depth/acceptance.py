@@ -12,7 +12,7 @@ from itertools import accumulate, product
 from operator import mul
 from typing import NamedTuple
 
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 
 # In steps: after which counts are halved, that a guess counts for, and that a share is taken over.
 MEMORY, PRIOR, RECENT = 50, 4, 8

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.policies import DepthPolicy
+from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import depths_of
-from omlx_worker.engine.rows.row import Emission
 
 MARGIN = 0.005
 """Drafts that a depth is to accept more than a shallower one, of each row."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from omlx_worker.decode.depth.acceptance import Acceptance, RowView
 from omlx_worker.decode.depth.step_times import StepTimes, cell_of
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 
 Mode = Literal["auto", "hybrid", "mtp", "batched"]
 

@@ -38,7 +38,10 @@ class AttentionCache:
         tails: ``[S, H, TAIL, D]`` each.
         bodies: the pool ``[P, H, PAGE, D]`` each; with a ring ``[S, H, C, D]``.
         ring: positions of a body, at most; 0 for a layer without a sliding window.
+        unwritten: how many of its arrays, the last ones, no step rewrites.
     """
+
+    unwritten = 2
 
     def __init__(
         self,

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from omlx_worker.engine.kernels.window import PAGE
+from omlx_worker.engine.rows.page import Page
 
 MIN_CAPACITY = 256
 """Positions that the longest row of a window of prompts has room for, at least."""
@@ -99,24 +99,6 @@ def pages_in(pages: int) -> int:
 def excess(layout: Layout, needed: Layout) -> int:
     """How much too large a layout is: the largest factor, less one; 0 if none is two."""
     return max(has // max(1, needs) for has, needs in zip(layout, needed, strict=True)) - 1
-
-
-@dataclass(eq=False, slots=True)
-class Page:
-    """A page that somebody has.
-
-    Its first positions may be read by all who have it. Only the row that took it writes to it, to
-    positions that nobody else reads.
-
-    Attributes:
-        index: its place in the pool. It changes when the pool shrinks.
-        rows: how many rows have it.
-        kept: how often it is kept for rows to come.
-    """
-
-    index: int
-    rows: int = 1
-    kept: int = 0
 
 
 class Pages:

@@ -26,7 +26,7 @@ class RecurrentCache:
             (float32) and beta ``[S, W, H]``.
     """
 
-    paged, page_bytes = False, 0
+    paged, page_bytes, unwritten = False, 0, 0
     """See `AttentionCache`."""
 
     def __init__(self, arrays: Sequence[mx.array], states: int = 2) -> None:

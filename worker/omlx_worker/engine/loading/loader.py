@@ -42,7 +42,7 @@ from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
 from omlx_worker.engine.warm_up import WarmUp
 

@@ -14,8 +14,10 @@ from omlx_worker.engine.caches.layout import Pages, Seat, indices, pages_for
 from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.window import TAIL, Window, own_pages, table_of
 from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel, Unsupported
+from omlx_worker.engine.ragged.batch import Held
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 
 log = logging.getLogger(__name__)
 
@@ -144,14 +146,15 @@ def _read(ragged: RaggedModel, prompts: Sequence[mx.array]) -> tuple[list[LayerC
     pages, readings = Pages(len(prompts) * each), list[Reading]()
     for prompt in prompts:
         history = [*prompt.tolist(), 0]  # type: ignore[misc]
-        row = Row("", history, 1, Sampling())
-        readings.append(Reading(row, history, pages=pages.take(each)))
+        row = Row(RowRequest("", history, 1, Sampling()))
+        row.pages = pages.take(each)
+        readings.append((row, Held()))
     for counts in _STRETCHES:
         read(ragged, caches, readings, counts)
-    for slot, reading in enumerate(readings):
-        for cache, part in zip(caches, reading.states, strict=True):
+    for slot, (_, held) in enumerate(readings):
+        for cache, part in zip(caches, held.layers, strict=True):
             cache.write(Seat(slot), part)
-    return caches, table_of([indices(reading.pages) for reading in readings], each)
+    return caches, table_of([indices(row.pages) for row, _ in readings], each)
 
 
 def _tokens(vocabulary: int, count: int, seed: int) -> mx.array:

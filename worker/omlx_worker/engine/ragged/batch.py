@@ -11,13 +11,12 @@ A suspended row keeps its pages, and takes what else layers hold of it along unt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from omlx_worker.engine.caches.layout import (
     Layout,
-    Page,
     Pages,
     Seat,
     excess,
@@ -30,81 +29,66 @@ from omlx_worker.engine.caches.layout import (
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, entries_of, own_pages, table_of
 from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel
-from omlx_worker.engine.ragged.lookups import (
-    BEFORE_OWN,
-    SHORTEST,
-    Runs,
-    history_length,
-    history_of,
-)
+from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, Runs, history_length
 from omlx_worker.engine.ragged.masks import Matcher
-from omlx_worker.engine.ragged.sampling import counts_of
-from omlx_worker.engine.ragged.step import State
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.ragged.state import (
+    State,
+    clear,
+    empty_state,
+    first_state,
+    moved,
+    part_of,
+    without_pages,
+    write,
+)
+from omlx_worker.engine.rows.page import Page
+from omlx_worker.engine.rows.row import Row, Scored
 from omlx_worker.engine.rows.thinking import Thoughts
 
 SHRINK_AFTER = 32
 """Steps with twice the slots or capacity that rows need before the batch shrinks (hysteresis).
 A larger excess shrinks sooner: eight times the need after a seventh of these steps."""
 
-_PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "offered", "source")
-_CUT = ("drafts", "history")
-"""Arrays whose second axis differs between batches."""
-
 
 @dataclass(eq=False, slots=True)
-class BatchRow:
-    """A row that joins the batch, is in it or is suspended, as far as the host knows it.
+class Held:
+    """Arrays of a row while it has no slot, and what follows its tokens while it decodes.
 
     Attributes:
-        tokens: its history, as far as the host has read it.
-        body_length: tokens in the bodies.
-        cursor: tokens in the cache, at most; exact once every dispatched step is read.
-        remaining: tokens still wanted, at most; likewise.
-        pages: of its bodies.
-        layers, state: while it has no slot, its part of every layer's cache besides pages, as the
-            cache writes it, and of the state, ``[1, ...]``.
-        slot: its own, while it has one.
+        layers: its part of every layer's cache besides pages, while it has no slot; none before
+            its first token.
+        state: likewise of the step's state, ``[1, ...]``, while it is suspended.
+        body_length: tokens in the bodies; all before it decodes.
         accepted: drafts of the last step that was read.
-        gone: whether it has left for good.
+        scored: the tokens of its prompt from the second on, or its targets, as far as it is read,
+            if they are to be scored.
+        pooled: ``[hidden]`` float32, what `Embedder.pool` gave for the tokens that are read.
         matcher: of a constrained row; knows the tokens that the host has read.
         thoughts: likewise of a row whose model marks its thinking.
         runs: likewise where drafts are looked up.
     """
 
-    request: Row
-    tokens: list[int]
-    body_length: int
-    cursor: int
-    remaining: int
-    pages: list[Page]
-    layers: Layers
-    state: State
-    slot: int = 0
+    layers: Layers = field(default_factory=list)
+    state: State = field(default_factory=dict)
+    body_length: int = 0
     accepted: int = 0
-    gone: bool = False
+    scored: list[Scored] = field(default_factory=list)
+    pooled: mx.array | None = None
     matcher: Matcher | None = None
     thoughts: Thoughts | None = None
     runs: Runs | None = None
 
     @property
-    def row_id(self) -> str:
-        return self.request.row_id
-
-    @property
-    def seat(self) -> Seat:
-        return Seat(self.slot, indices(self.pages))
-
-    @property
     def nbytes(self) -> int:
-        """Of its arrays while it has no slot, without its pages."""
+        """Of its arrays."""
         arrays = [array for layer in self.layers for array in layer]
         return sum(array.nbytes for array in [*arrays, *self.state.values()])
 
-    @property
-    def in_tail(self) -> int:
-        """Positions in its tail, at most."""
-        return self.cursor - self.body_length
+    def commit(self, tokens: list[int]) -> None:
+        """Let what follows the row's tokens know those that it has committed."""
+        for follower in (self.matcher, self.thoughts, self.runs):
+            if follower:
+                follower.commit(tokens)
 
 
 class Batch:
@@ -116,13 +100,13 @@ class Batch:
         depth: drafts of every step then.
 
     Attributes:
-        rows: those in slots, by their ids.
-        suspended: likewise those that may be resumed.
+        rows: those that have pages or a slot, and what is held of each besides.
+        seated: those in slots.
         layout: its slots and pages.
         empty: the layout without rows. Any other has as many pages at least.
         pages: those of the layout: which rows have them, with slots or without, and which are kept.
         caches: one a layer, the head's after the backbone's; none while no row has pages or a slot.
-        state: see `omlx_worker.engine.ragged.step`.
+        state: see `omlx_worker.engine.ragged.state`.
         drains: how many times the pipeline was drained to join, fold, rearrange or suspend.
         changed: whether rows have joined, left or moved; the caller resets it.
     """
@@ -130,8 +114,8 @@ class Batch:
     def __init__(
         self, model: RaggedModel, *, looks_up: bool = False, fixed: int = 0, depth: int = 0
     ) -> None:
-        self.rows: dict[str, BatchRow] = {}
-        self.suspended: dict[str, BatchRow] = {}
+        self.rows: dict[Row, Held] = {}
+        self.seated: list[Row] = []
         self.layout = self.empty = Layout()
         self.pages = Pages()
         self.caches: list[LayerCache] = []
@@ -145,127 +129,114 @@ class Batch:
 
     @property
     def slots(self) -> int:
-        return self.layout.slots if self.rows else 0
+        return self.layout.slots if self.seated else 0
 
-    def join(self, rows: Sequence[tuple[Row, list[Page], Layers]]) -> None:
-        """Add rows. Their histories but for the last tokens are prefilled.
+    def join(self, rows: Sequence[Row]) -> None:
+        """Give slots to rows that are read but for their last tokens."""
+        for row in rows:
+            self._begin_decoding(row, self.rows[row])
+        self._enter(rows)
 
-        Args:
-            rows: each with its pages and what else the layers hold of it; nothing for a one-token
-                history.
-        """
-        self._enter([self._joining(*row) for row in rows])
-
-    def _joining(self, row: Row, pages: list[Page], layers: Layers) -> BatchRow:
-        history = row.history
-        length = len(history) - 1
-        values = {"pending": history[-1], "cursors": length, "body_lengths": length}
-        values |= {"accepted": 0, "offered": 0, "source": 0}
-        state = {name: mx.array([value], mx.int32) for name, value in values.items()}
+    def _begin_decoding(self, row: Row, held: Held) -> None:
+        row.flying, held.body_length, held.accepted = 0, row.computed, 0
+        held.state = first_state(row, self._model.vocabulary, looks_up=self.looks_up)
+        request, tokens = row.request, row.tokens[: row.committed]
+        text = tokens[len(request.prompt) :]
         if self.looks_up:
-            state["history"] = history_of(history)
-        if row.sampling.penalises:
-            state["counts"] = counts_of(history, self._model.vocabulary)[None]
-        remaining = row.max_tokens - len(row.generated)
-        joining = BatchRow(row, history, length, length, remaining, pages, layers, state)
-        if self.looks_up:
-            joining.runs = Runs(history, BEFORE_OWN if self._model.drafter else SHORTEST)
-        if row.grammar is not None:
-            joining.matcher = Matcher(row.grammar, row.generated)
+            held.runs = Runs(tokens, BEFORE_OWN if self._model.drafter else SHORTEST)
+        if request.grammar is not None:
+            held.matcher = Matcher(request.grammar, text)
         if row.sampling.thinking:
-            joining.thoughts = Thoughts(row.sampling.thinking, row.generated)
-        return joining
+            held.thoughts = Thoughts(row.sampling.thinking, text)
 
-    def _enter(self, joining: Sequence[BatchRow]) -> None:
+    def _enter(self, joining: Sequence[Row]) -> None:
         """Give rows slots, and write their arrays there."""
         self._drain()
         self._seat(joining)
-        self.rows |= {row.row_id: row for row in joining}
+        self.seated += joining
         self.changed = True
         self.hold_needed()
         for row in joining:
-            self._write(row)
+            self._write(row, self.rows[row])
         self._settle()
 
-    def suspend(self, row_id: str) -> int | None:
-        """Take a row out of its slot until `resume`; returns its bytes, None if it has no slot.
+    def suspend(self, row: Row) -> None:
+        """Take a row out of its slot until `resume`; `Row.kept_bytes` says what it has meanwhile.
 
         The next step still returns what the step in flight yields for it.
         """
-        row = self.rows.get(row_id)
-        if row is None:
-            return None
+        held = self.rows[row]
         self.fold([row])
-        row.layers = [cache.copy(row.slot) for cache in self.caches]
-        own = mx.array([row.slot])
-        useless = {"table", "entries"} | (set() if row.request.sampling.penalises else {"counts"})
-        row.state = {name: array[own] for name, array in self.state.items() if name not in useless}
-        mx.eval(row.layers, row.state)
-        self.suspended[row_id] = row
+        held.layers = [cache.copy(slot_of(row)) for cache in self.caches]
+        held.state = part_of(self.state, slot_of(row), counts=row.sampling.penalises)
+        mx.eval(held.layers, held.state)
         self._free(row)
         # Others wait for the memory that this frees.
         self.shrink(at_once=True)
-        return row.nbytes + len(row.pages) * sum(cache.page_bytes for cache in self.caches)
+        page_bytes = sum(cache.page_bytes for cache in self.caches)
+        row.kept_bytes = held.nbytes + len(row.pages) * page_bytes
 
-    def resume(self, row_id: str) -> None:
+    def resume(self, row: Row) -> None:
         """Put a suspended row back into a slot."""
-        self._enter([self.suspended.pop(row_id)])
+        row.kept_bytes = 0
+        self._enter([row])
 
     @property
     def suspended_pages(self) -> int:
         """How many pages suspended rows have. From any thread."""
-        return sum(len(row.pages) for row in list(self.suspended.values()))
+        return sum(len(row.pages) for row, held in list(self.rows.items()) if held.state)
 
-    def leave(self, row_id: str) -> None:
-        """Drop a row, suspended or not, and the samples of the step in flight for it."""
-        if row := self.suspended.pop(row_id, None) or self.rows.get(row_id):
-            row.gone = True
-            self.release(row.pages)
-            if row_id in self.rows:
-                self._free(row)
+    def leave(self, row: Row) -> None:
+        """Drop a row, in a slot or not, and the samples of the step in flight for it."""
+        if self.rows.pop(row, None) is None:
+            return
+        self.release(row)
+        if row in self.seated:
+            self._free(row)
 
     def make_room(self, positions: int) -> None:
         """Move every tail to its body if one of them has no room for ``positions`` more."""
-        if any(row.in_tail + positions > TAIL for row in self.rows.values()):
-            self.fold(list(self.rows.values()))
+        if any(self._in_tail(row) + positions > TAIL for row in self.seated):
+            self.fold(self.seated)
 
-    def share(self, own: list[Page], pages: Sequence[Page], length: int) -> None:
-        """Give a row the pages that have its first ``length`` tokens. It writes to none of them: a
-        page that has room for more tokens is copied.
+    def _in_tail(self, row: Row) -> int:
+        """Positions in a row's tail, at most."""
+        return row.computed - self.rows[row].body_length
 
-        Args:
-            own: the pages of the row, none yet.
+    def share(self, row: Row, pages: Sequence[Page], length: int) -> None:
+        """Give a row without pages those that have its first ``length`` tokens. It writes to none
+        of them: a page that has room for more tokens is copied.
         """
         whole = length // PAGE
-        own += self.pages.lend(pages[:whole])
-        self.reserve([(own, length)])
-        begun, copied = (Seat(0, indices(part[whole:])) for part in (pages, own))
+        row.pages += self.pages.lend(pages[:whole])
+        self.reserve([(row, length)])
+        begun, copied = (Seat(0, indices(part[whole:])) for part in (pages, row.pages))
         for cache in self.caches:
             if cache.paged and begun.pages:
                 cache.write(copied, cache.held(begun, PAGE))
 
-    def reserve(self, rows: Sequence[tuple[list[Page], int]]) -> None:
+    def reserve(self, rows: Sequence[tuple[Row, int]]) -> None:
         """Give rows pages. Waits for the step in flight, so that pages can be written to in place.
 
         Args:
-            rows: the pages of each, and the positions that it needs room for.
+            rows: each with the positions that it needs room for.
         """
         self._settle()
-        missing = [max(0, pages_for(length) - len(pages)) for pages, length in rows]
+        missing = [max(0, pages_for(length) - len(row.pages)) for row, length in rows]
         used = self.pages.used + sum(missing)
         if not self.caches:
             self._begin()
         if used > self.pages.size:
             self._resize(pages_in(used))
-        for (pages, _), count in zip(rows, missing, strict=True):
-            pages += self.pages.take(count)
+        for (row, _), count in zip(rows, missing, strict=True):
+            row.pages += self.pages.take(count)
 
-    def release(self, pages: list[Page]) -> None:
+    def release(self, row: Row) -> None:
         """Take a row's pages back; with the last row go its arrays, but for pages that are kept."""
-        self.pages.release(pages)
+        self.pages.release(row.pages)
         self._end()
 
-    def fold(self, rows: Sequence[BatchRow], end: int | None = None) -> None:
+    def fold(self, rows: Sequence[Row], end: int | None = None) -> None:
         """Move the tails of rows to their bodies.
 
         Args:
@@ -273,18 +244,22 @@ class Batch:
         """
         self._drain()
         cursors: list[int] = self.state["cursors"].tolist()  # type: ignore[assignment]
-        ends = [cursors[row.slot] if end is None else end for row in rows]
-        self.reserve([(row.pages, end) for row, end in zip(rows, ends, strict=True)])
+        ends = [cursors[slot_of(row)] if end is None else end for row in rows]
+        self.reserve(list(zip(rows, ends, strict=True)))
         self._seat()
-        tails = [(row.seat, row.body_length, end) for row, end in zip(rows, ends, strict=True)]
+        bodies = [self.rows[row] for row in rows]
+        tails = [
+            (seat_of(row), body.body_length, end)
+            for row, body, end in zip(rows, bodies, ends, strict=True)
+        ]
         for cache in self.caches:
             cache.fold(tails)
             # One layer at a time: what moves is held twice.
             mx.eval(cache.arrays)
         lengths = mx.array(ends, mx.int32)
-        self.state["body_lengths"][mx.array([row.slot for row in rows])] = lengths
-        for row, end in zip(rows, ends, strict=True):
-            row.body_length = end
+        self.state["body_lengths"][mx.array([slot_of(row) for row in rows])] = lengths
+        for body, end in zip(bodies, ends, strict=True):
+            body.body_length = end
 
     def shrink(self, *, at_once: bool = False) -> None:
         """Shrink the batch if it has been too large for a while; called once a step.
@@ -292,12 +267,12 @@ class Batch:
         Args:
             at_once: do not wait.
         """
-        if not self.rows:
+        if not self.seated:
             return
         # The next fold may need as many.
-        longest = [max(len(row.pages), pages_for(row.cursor)) for row in self.rows.values()]
-        used = self.pages.used + sum(longest) - sum(len(row.pages) for row in self.rows.values())
-        needed = layout_for(self._fixed or len(self.rows), used, max(longest), self.empty)
+        longest = [max(len(row.pages), pages_for(row.computed)) for row in self.seated]
+        used = self.pages.used + sum(longest) - sum(len(row.pages) for row in self.seated)
+        needed = layout_for(self._fixed or len(self.seated), used, max(longest), self.empty)
         too_large = excess(self.layout, needed)
         self._slack = self._slack + too_large if too_large else 0
         if too_large and (at_once or self._slack >= SHRINK_AFTER):
@@ -307,32 +282,31 @@ class Batch:
 
     def hold_needed(self) -> None:
         """Hold the counts of penalties only while a row needs them."""
-        if not any(row.request.sampling.penalises for row in self.rows.values()):
+        if not any(row.sampling.penalises for row in self.seated):
             self.state.pop("counts", None)
         elif "counts" not in self.state:
             self.state["counts"] = mx.zeros((self.slots, self._model.vocabulary), mx.int32)
 
     def _drain(self) -> None:
         """Wait for the step in flight, so that only the caches hold their buffers."""
-        if self.rows:
+        if self.seated:
             self.drains += 1
             self._settle()
 
     def _settle(self) -> None:
         mx.eval([cache.arrays for cache in self.caches], self.state)
 
-    def _free(self, row: BatchRow) -> None:
+    def _free(self, row: Row) -> None:
         """Free a row's slot."""
-        del self.rows[row.row_id]
+        self.seated.remove(row)
         self.changed = True
-        # Else steps would write past the tail of a slot without a row.
-        for name in ("cursors", "body_lengths"):
-            self.state[name][row.slot] = 0
+        clear(self.state, slot_of(row))
+        row.slot = None
         self._end()
 
     def _end(self) -> None:
         """Drop all arrays that nobody has any part of, once no row is left."""
-        if self.rows or self.pages.used > self.pages.alone:
+        if self.seated or self.pages.used > self.pages.alone:
             return
         self._slack = 0
         if self.pages.used:
@@ -341,20 +315,12 @@ class Batch:
             self.caches, self.state, self.layout = [], {}, self.empty
             self.pages.resize(0)
 
-    def _write(self, row: BatchRow) -> None:
-        """Write a row's arrays to its slot, with as many of its drafts as there is room for."""
-        slot, state = row.slot, self.state
-        for cache, part in zip(self.caches, row.layers or [[]] * len(self.caches), strict=True):
-            cache.write(row.seat, part)
-        for name, value in row.state.items():
-            if name in _CUT and name in state:
-                width = min(value.shape[1], state[name].shape[1])
-                state[name][slot, :width] = value[0, :width]
-            elif name in state:
-                state[name][slot] = value[0]
-        room = state["drafts"].shape[1] if "drafts" in state else 0
-        state["offered"][slot] = mx.minimum(row.state["offered"][0], room)
-        row.layers, row.state = [], {}
+    def _write(self, row: Row, held: Held) -> None:
+        """Write a row's arrays to its slot."""
+        for cache, part in zip(self.caches, held.layers or [[]] * len(self.caches), strict=True):
+            cache.write(seat_of(row), part)
+        write(self.state, slot_of(row), held.state)
+        held.layers, held.state = [], {}
 
     def _begin(self) -> None:
         """Make the arrays of a batch without rows, but for the pages that there are."""
@@ -368,9 +334,7 @@ class Batch:
             self.pages.resize(slots * self.layout.capacity // PAGE)
         if self.pages.size < self.layout.pages:
             self._resize(self.layout.pages)
-        self.state = {name: mx.zeros((slots,), mx.int32) for name in _PER_ROW}
-        if self.looks_up:
-            self.state["history"] = mx.zeros((slots, history_length(self.layout)), mx.int32)
+        self.state = empty_state(slots, history_length(self.layout) if self.looks_up else 0)
         if self._fixed and self._depth:
             self._leave_drafts(self._fixed, self._depth)
 
@@ -385,7 +349,7 @@ class Batch:
         # Otherwise freed buffers of old shapes pile up in a worker that runs for days.
         mx.clear_cache()
 
-    def _seat(self, joining: Sequence[BatchRow] = (), least: Layout | None = None) -> None:
+    def _seat(self, joining: Sequence[Row] = (), least: Layout | None = None) -> None:
         """Give rows slots, and list their pages in the table.
 
         Args:
@@ -393,7 +357,7 @@ class Batch:
         """
         if not self.caches:
             self._begin()
-        inside = list(self.rows.values())
+        inside = list(self.seated)
         rows = [*inside, *joining]
         longest = max((len(row.pages) for row in rows), default=0)
         layout = layout_for(len(rows), self.pages.used, longest, least or self.layout)
@@ -401,20 +365,20 @@ class Batch:
         if layout.pages != self.pages.size:
             self._resize(layout.pages)
         if packs := layout.slots < self.layout.slots:
-            inside.sort(key=lambda row: row.slot)
+            inside.sort(key=slot_of)
         moves: list[int | None] = [None] * layout.slots
         for n, row in enumerate(inside):
-            moves[n if packs else row.slot] = row.slot
+            moves[n if packs else slot_of(row)] = row.slot
         if layout != self.layout or packs:
             self._move(layout, moves)
         for n, row in enumerate(inside):
-            row.slot = n if packs else row.slot
+            row.slot = n if packs else slot_of(row)
         free = [slot for slot, old in enumerate(moves) if old is None]
         for row, slot in zip(joining, free, strict=False):
             row.slot = slot
         pages: list[tuple[int, ...]] = [()] * layout.slots
         for row in rows:
-            pages[row.slot] = indices(row.pages)
+            pages[slot_of(row)] = indices(row.pages)
         longest, listed = layout.capacity // PAGE, sum(map(len, pages))
         self.state["table"] = table_of(pages, longest)
         # As many as a pool that has nothing else, and never fewer than before: each is a trace.
@@ -428,14 +392,8 @@ class Batch:
             cache.move(moves, layout.capacity)
             # See `_resize`.
             mx.eval(cache.arrays)
-        for name in ("table", "entries"):
-            self.state.pop(name, None)
-        if not unmoved(moves, self.layout.slots):
-            slots = mx.array([slot or 0 for slot in moves], mx.int32)
-            self.state = {name: array[slots] for name, array in self.state.items()}
-            taken = mx.array([slot is not None for slot in moves])
-            for name in ("cursors", "body_lengths"):
-                self.state[name] = self.state[name] * taken
+        stay = unmoved(moves, self.layout.slots)
+        self.state = without_pages(self.state) if stay else moved(self.state, moves)
         if self.looks_up:
             length = history_length(layout)
             self.state["history"] = widened(self.state["history"], length)[:, :length]
@@ -454,3 +412,14 @@ class Batch:
         for cache, after in zip(self.caches, caches, strict=True):
             if isinstance(cache, RecurrentCache) and isinstance(after, RecurrentCache):
                 cache.kept = [mx.zeros_like(part) for part in after.kept]
+
+
+def seat_of(row: Row) -> Seat:
+    """Where a row in a slot is."""
+    return Seat(slot_of(row), indices(row.pages))
+
+
+def slot_of(row: Row) -> int:
+    if row.slot is None:
+        raise ValueError(f"row {row.row_id} has no slot")
+    return row.slot

@@ -13,7 +13,9 @@ plan, not per join.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -21,21 +23,21 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.batch import Batch, BatchRow
+from omlx_worker.engine.ragged.batch import Batch, Held, seat_of, slot_of
 from omlx_worker.engine.ragged.footprint import Footprint
 from omlx_worker.engine.ragged.masks import fill, force
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read, vectors_of
-from omlx_worker.engine.ragged.sampling import (
-    Draw,
-    Params,
-    Plan,
-    params,
-    report,
-)
+from omlx_worker.engine.ragged.sampling import IDLE, Draw, Params, Plan, params, report
 from omlx_worker.engine.ragged.step import Halves, fit
-from omlx_worker.engine.rows.interface import FIXED_CHUNK, Size
-from omlx_worker.engine.rows.row import SOURCES, Cut, Known, Report, Row, RowStep, Sampling
+from omlx_worker.engine.rows.interface import FIXED_CHUNK, LONGEST_CHUNK
+from omlx_worker.engine.rows.row import SOURCES, Cut, Report, Row, RowStep, Size
+
+log = logging.getLogger(__name__)
+
+OVERLAPS = not os.environ.get("OMLX_PLAIN_STEPS")
+"""Whether a step is dispatched before the last one is read. Without, for whoever debugs, each is
+read before the next."""
 
 
 @dataclass(slots=True)
@@ -43,13 +45,13 @@ class _Flight:
     """A dispatched step.
 
     Attributes:
-        rows: with their slots in it; they may have other ones since.
+        rows: with their slots in it, and what was held of them; they may have others since.
         verdicts: of its `Outcome`.
         draw: the arrays of a `Draw`.
         landed: what it yielded, once it is read.
     """
 
-    rows: list[tuple[int, BatchRow]]
+    rows: list[tuple[int, Row, Held]]
     width: int
     verdicts: mx.array
     draw: list[mx.array]
@@ -92,14 +94,14 @@ class RaggedDecoder(Batch):
         self.weight_bytes, self.vocabulary = model.weight_bytes, model.vocabulary
         self.pads, self.slow_parts = model.pads, model.slow_parts
         self.prefixes = make_prefixes(self) if make_prefixes else None
-        self._reading: dict[str, Reading] = {}
-        self._reports: dict[str, Report] = {}
         self.footprint = Footprint(model, self.max_depth, looks_up=self.looks_up, fixed=fixed)
         self._unit = FIXED_CHUNK if fixed else 1
         self._plan = Plan()
         self._params: Params = {}
-        self._depths: Mapping[str, int] = {}
+        self._depth = self.max_depth
         self._in_flight: _Flight | None = None
+        self._diverged: list[Row] = []
+        self._fitted = -1
         self._halves = Halves(model, self.own_depth)
 
     @property
@@ -110,10 +112,6 @@ class RaggedDecoder(Batch):
     def traces(self) -> int:
         """Of steps and of first windows of prompts."""
         return self._halves.traces + self._halves.first_windows.traces
-
-    @property
-    def stalls(self) -> int:
-        return self.traces + self.drains
 
     def keep_within(self, limit: int) -> None:
         self.layout = self.empty = self.footprint.empty(limit - self.weight_bytes)
@@ -129,91 +127,94 @@ class RaggedDecoder(Batch):
 
     def miscounted_pages(self) -> int:
         """How many pages of the pool other rows or nodes have than are counted."""
-        rows = [row.pages for rows in (self.rows, self.suspended) for row in rows.values()]
-        rows += [row.pages for row in self._reading.values()]
-        return self.pages.miscounted(chain(*rows), self.prefixes.pages if self.prefixes else ())
+        had = chain.from_iterable(row.pages for row in self.rows)
+        return self.pages.miscounted(had, self.prefixes.pages if self.prefixes else ())
 
     # Prompts.
 
-    def add(self, row: Row) -> Known:
-        reading = self._reading[row.row_id] = Reading(row, row.history)
-        unread = reading.history[: row.shareable]
-        if not (self.prefixes and row.cache and unread):
-            return Known(left=reading.left)
+    def add(self, row: Row) -> int:
+        """Take a row in; see `Engine.add`."""
+        held = self.rows[row] = Held()
+        row.computed = row.flying = 0
+        unread = row.tokens[: row.shareable]
+        if not (self.prefixes and row.request.cache and unread):
+            return 0
+        salt = row.request.salt
         if self._fixed:
-            shared = self.prefixes.shared(unread, row.salt)
+            shared = self.prefixes.shared(unread, salt)
             unread = unread[: shared - shared % self._unit]
-        held, pages, layers = self.prefixes.take(unread, row.salt)
-        if held:
-            self.share(reading.pages, pages, held)
-            reading.states, reading.done = layers, held
-        return Known(held, self.prefixes.shared(unread, row.salt), reading.left)
+        count, pages, layers = self.prefixes.take(unread, salt)
+        if count:
+            self.share(row, pages, count)
+            held.layers, row.computed = layers, count
+            row.cached = max(row.cached, min(count, len(row.request.prompt)))
+        return self.prefixes.shared(unread, salt)
+
+    def read(self, tokens: Mapping[Row, int]) -> dict[Row, Report]:
+        """Read more of some rows' tokens; see `Engine.read`."""
+        readings = [(row, self.rows[row]) for row in tokens]
+        lengths = [min(count, row.left) for row, count in tokens.items()]
+        if self._fixed:
+            for row, held in readings:
+                length = self._unit - row.computed % self._unit
+                self._read([(row, held)], [min(length, row.left)])
+        elif any(lengths):
+            self._read(readings, lengths)
+        for row, held in readings:
+            self._keep(row, held)
+        finished = [(row, held) for row, held in readings if not row.left]
+        if joining := [row for row, _ in finished if row.remaining > 0]:
+            self.join(joining)
+        reports: dict[Row, Report] = {}
+        if self._model.embedder and finished:
+            reports |= vectors_of(finished, self._model.embedder)
+        for row, held in finished:
+            if row.is_scored:
+                reports[row], row.told = held.scored, True
+            if row not in self.seated:
+                self.leave(row)
+        return reports
+
+    def enter(self, row: Row) -> None:
+        """Take a row in and read all of it."""
+        self.add(row)
+        self.read({row: LONGEST_CHUNK})
+        while row.left:
+            self.read({row: LONGEST_CHUNK})
 
     def _read(self, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
-        ends = [(r.pages, r.done + n) for r, n in zip(readings, lengths, strict=True)]
+        ends = [(row, row.computed + n) for (row, _), n in zip(readings, lengths, strict=True)]
         self.reserve(ends)
         prefill = None if self._fixed else self._halves.first_windows.prefill
         read(self._model, self.caches, readings, lengths, prefill)
 
-    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
-        readings = [self._reading[row_id] for row_id in tokens]
-        lengths = [min(tokens[reading.row_id], reading.left) for reading in readings]
-        if self._fixed:
-            for reading in readings:
-                length = self._unit - reading.done % self._unit
-                self._read([reading], [min(length, reading.left)])
-        elif any(lengths):
-            self._read(readings, lengths)
-        for row_id in keep:
-            reading = self._reading[row_id]
-            whole = reading.done and not reading.done % self._unit
-            if self._fixed and reading.is_scored:
-                whole = False  # its windows may be narrower
-            if self.prefixes and reading.request.cache and whole:
-                known = reading.history[: reading.done]
-                self.prefixes.put(known, reading.pages, reading.states, reading.request.salt)
-        finished = [reading for reading in readings if not reading.left]
-        if joining := [reading for reading in finished if reading.request.max_tokens]:
-            self.join([(reading.request, reading.pages, reading.states) for reading in joining])
-        for reading in finished:
-            if reading.is_scored:
-                self._reports[reading.row_id] = reading.scored
-            if not reading.request.max_tokens:
-                self.release(reading.pages)
-            del self._reading[reading.row_id]
-        if self._model.embedder and finished:
-            self._reports |= vectors_of(finished, self._model.embedder)
-        return {reading.row_id: reading.left for reading in readings}
-
-    def take_reports(self) -> dict[str, Report]:
-        taken, self._reports = self._reports, {}
-        return taken
+    def _keep(self, row: Row, held: Held) -> None:
+        """Keep what is read of a row for others, where they may go on from it."""
+        whole = row.computed in row.stops and not row.computed % self._unit
+        if self._fixed and row.is_scored:
+            whole = False  # its windows may be narrower
+        if self.prefixes and row.request.cache and whole:
+            known = row.tokens[: row.computed]
+            self.prefixes.put(known, row.pages, held.layers, row.request.salt)
 
     def limit_prefixes(self, room: int) -> None:
         if self.prefixes:
             self.prefixes.limit_to(room)
 
-    def remove(self, row_id: str) -> None:
-        # A row whose joining failed may be in both.
-        if reading := self._reading.pop(row_id, None):
-            self.release(reading.pages)
-        self._reports.pop(row_id, None)
-        self.leave(row_id)
-
-    def finish(self, row_id: str) -> None:
-        row = self.rows.get(row_id)
+    def finish(self, row: Row) -> None:
+        """Drop a row that has ended, and keep its text for a later prompt that goes on from it."""
         # With fixed shapes a text is no beginning of a prompt, which is read in other windows.
-        goes_on = row and row.request.cache and row.request.goes_on and not self._fixed
-        if self.prefixes and row and goes_on:
+        goes_on = row.request.cache and row.request.goes_on and not self._fixed
+        if self.prefixes and row in self.seated and goes_on:
             # States are known after the first token of the last window. That is the one in flight,
             # whose samples nobody wants any more; or, without one, the one that was read last.
-            flight = self._in_flight
-            flies = flight and any(other is row for _, other in flight.rows)
-            length = row.cursor - (flight.width - 1 if flight and flies else row.accepted)
+            flight, held = self._in_flight, self.rows[row]
+            flies = flight and any(other is held for _, _, other in flight.rows)
+            length = row.computed - (flight.width - 1 if flight and flies else held.accepted)
             self.fold([row], length)
-            layers = [cache.held(row.seat, length) for cache in self.caches if not cache.paged]
+            layers = [cache.held(seat_of(row), length) for cache in self.caches if not cache.paged]
             self.prefixes.put(row.tokens[:length], row.pages, layers, row.request.salt)
-        self.remove(row_id)
+        self.leave(row)
 
     def _end(self) -> None:
         if self.prefixes:
@@ -225,50 +226,56 @@ class RaggedDecoder(Batch):
 
     # Steps.
 
-    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
+    def step(self, depth: int | None = None) -> list[RowStep]:
         """Dispatch a step, then read the outcome of the last one.
 
         Args:
-            depths: tokens to draft for each row, judged by the next step; rows not named draft
-                as many as they may. None keeps the depths of the last step. With fixed shapes all
-                rows draft as many as they may.
+            depth: tokens to draft for each row that may draft as many, judged by the next step.
+                None keeps the depth of the last step. With fixed shapes all rows draft as many as
+                they may.
         """
-        if depths is not None and depths != self._depths and not self._fixed:
-            self._depths = dict(depths)
+        if depth is not None and depth != self._depth and not self._fixed:
+            self._depth = depth
             self.changed = True
         landing, self._in_flight = self._in_flight, self._dispatch(self._in_flight)
+        if not OVERLAPS:
+            landing, self._in_flight = self._in_flight, None
         steps = self._land(landing) if landing else []
-        ended: dict[str, Cut] = {
-            row.row_id: "slow" if row.matcher.too_slow else "failed"
-            for row in self.rows.values()
-            if row.matcher and row.matcher.ended
+        ended: dict[Row, Cut] = {
+            row: "slow" if matcher.too_slow else "failed"
+            for row in self.seated
+            if (matcher := self.rows[row].matcher) and matcher.ended
         }
+        if self._diverged:
+            self._read_diverged()
         # A row without a step gets one without tokens.
-        without = ended.keys() - {step.row_id for step in steps}
-        whole = [*steps, *(RowStep(row_id, []) for row_id in without)]
-        return [replace(step, cut=ended.get(step.row_id)) for step in whole] if ended else steps
+        without = ended.keys() - {step.row for step in steps}
+        whole = [*steps, *(RowStep(row, []) for row in without)]
+        return [replace(step, cut=ended.get(step.row)) for step in whole] if ended else steps
 
     def _dispatch(self, landing: _Flight | None) -> _Flight | None:
-        if all(row.remaining <= 0 for row in self.rows.values()):
+        if all(row.remaining <= 0 for row in self.seated):
             return None
         self.shrink()
         depth = self.max_depth
         if not self._fixed:
-            depth = max(self._depth_of(row.request) for row in self.rows.values())
-        self.state = fit(self.state, self.caches, depth, self.max_depth)
+            depth = max(self._depth_of(row) for row in self.seated)
+        if self.changed or depth != self._fitted:
+            self.state = fit(self.state, self.caches, depth, self.max_depth)
+            self._fitted = depth
         width = 1 + (self.state["drafts"].shape[1] if "drafts" in self.state else 0)
         # Tail positions of the window, and of what follows it, which a draft model reads.
         self.make_room(width + max(depth, 1))
         if self.changed:
             self._replan()
-        rows = [(row.slot, row) for row in self.rows.values()]
-        matchers = {slot: row.matcher for slot, row in rows if row.matcher}
+        rows = [(slot_of(row), row, self.rows[row]) for row in self.seated]
+        matchers = {slot: held.matcher for slot, _, held in rows if held.matcher}
         # Tokens of a row, at most, up to the last of its window that the host has not read.
         unread = width + (landing.width if landing else 0)
         nearing = {
-            slot: row.thoughts
-            for slot, row in rows
-            if row.thoughts and row.thoughts.nears_budget(unread)
+            slot: held.thoughts
+            for slot, _, held in rows
+            if held.thoughts and held.thoughts.nears_budget(unread)
         }
         masked = bool(matchers or nearing)
         # In one order: another is another trace.
@@ -276,7 +283,13 @@ class RaggedDecoder(Batch):
         if masked:
             # Before the forward, since the host reads it.
             mx.async_eval(state)
-        hidden, written = self._halves.forward(self.caches, state, depth)
+        layers = [cache.arrays for cache in self.caches]
+        hidden, written = self._halves.forward(layers, state, depth)
+        kept = (
+            layer[len(layer) - cache.unwritten :]
+            for layer, cache in zip(layers, self.caches, strict=True)
+        )
+        layers = [[*part, *rest] for part, rest in zip(written, kept, strict=True)]
         allowed = forced = None
         if masked:
             mx.async_eval(hidden, written)
@@ -284,15 +297,17 @@ class RaggedDecoder(Batch):
                 self._land(landing)
             allowed, forced = fill(matchers, nearing, self.vocabulary, state, depth)
         outcome, self.state, written = self._halves.commit(
-            self.caches, state, hidden, self._params, self._plan, depth, allowed
+            layers, state, hidden, self._params, self._plan, depth, allowed
         )
+        for cache, part in zip(self.caches, written, strict=True):
+            cache.update(part)
         if forced is not None and matchers and depth:
             self.state = force(self.state, forced, self._params["depth"], depth)
-        for _, row in rows:
-            # Bounds: as if all drafts were accepted, and as if none were. `_land` corrects them.
-            row.cursor += width
-            row.remaining -= 1
-        draw = report(outcome.logits, outcome.tokens, [row.request.sampling for _, row in rows])
+        for _, row, _ in rows:
+            # A bound: as if all drafts were accepted. `_land` corrects it.
+            row.computed += width
+            row.flying += 1
+        draw = report(outcome.logits, outcome.tokens, [row.sampling for _, row, _ in rows])
         mx.async_eval(outcome.verdicts, draw, self.state, written)
         return _Flight(rows, width, outcome.verdicts, draw)
 
@@ -300,43 +315,64 @@ class RaggedDecoder(Batch):
         """What a step yielded. Waits for the device when called first."""
         if flight.landed is not None:
             return flight.landed
-        landed: list[RowStep] = []
-        if all(row.gone for _, row in flight.rows):
+        landed = flight.landed = list[RowStep]()
+        present = [each for each in flight.rows if self.rows.get(each[1]) is each[2]]
+        if not present:
             return landed
         self.reads += 1
         verdicts: Any = flight.verdicts.tolist()
         draw = Draw.of(flight.draw)
-        for slot, row in flight.rows:
-            if row.gone:
-                continue
+        for slot, row, held in present:
             judged, accepted, source = verdicts[slot]
-            sampled = [draw.at(row.request, slot, place) for place in range(accepted + 1)]
-            row.cursor -= flight.width - len(sampled)
-            row.remaining -= accepted
-            row.accepted = accepted
+            sampled = [draw.at(row.sampling, slot, place) for place in range(accepted + 1)]
+            row.computed -= flight.width - len(sampled)
+            row.flying -= 1
+            held.accepted = accepted
             tokens = [each.token for each in sampled]
-            row.tokens += tokens
             width, drafter = flight.width - 1, SOURCES[source]
-            if not width and row.runs and row.runs.recurs:
+            if not width and held.runs and held.runs.recurs:
                 drafter = "lookup"
-            for follower in (row.matcher, row.thoughts, row.runs):
-                if follower:
-                    follower.commit(tokens)
-            landed.append(RowStep(row.row_id, sampled, judged, width, drafter))
-        flight.landed = landed
+            held.commit(tokens)
+            known = self._repeated(row, tokens) if row.again else 0
+            row.tokens += tokens[known:]
+            if sampled := sampled[known:]:
+                landed.append(RowStep(row, sampled, judged, width, drafter))
         return landed
 
+    def _read_diverged(self) -> None:
+        """Let rows that do not repeat their texts go on from these."""
+        diverged, self._diverged = self._diverged, []
+        for row in diverged:
+            self.leave(row)
+            row.again = 0
+            self.enter(row)
+
+    def _repeated(self, row: Row, tokens: Sequence[int]) -> int:
+        """How many of a step's tokens the row had before."""
+        known = row.tokens[row.committed :][: len(tokens)]
+        if list(tokens[: len(known)]) != known:
+            log.warning(
+                "row %s does not repeat its text here: it goes on from the text, which may round "
+                "differently",
+                row.row_id,
+            )
+            self._diverged.append(row)
+            return len(tokens)
+        row.again -= len(known)
+        return len(known)
+
     def _depth_of(self, row: Row) -> int:
-        limit = self.max_depth if row.depth is None else min(self.max_depth, row.depth)
-        return min(limit, self._depths.get(row.row_id, limit))
+        limit = self.max_depth if row.request.depth is None else row.request.depth
+        return min(limit, self.max_depth, self._depth)
 
     def _replan(self) -> None:
         """Collect the settings of the present rows."""
-        sampling = [Sampling(temperature=0)] * self.slots
+        sampling = [IDLE] * self.slots
         depths, active = [0] * self.slots, [0] * self.slots
-        for row in self.rows.values():
-            sampling[row.slot] = row.request.sampling
-            depths[row.slot], active[row.slot] = self._depth_of(row.request), 1
+        for row in self.seated:
+            slot = slot_of(row)
+            sampling[slot] = row.sampling
+            depths[slot], active[slot] = self._depth_of(row), 1
         self._plan = Plan.of(sampling)
         self._params = params(sampling, self._plan)
         self._params["active"] = mx.array(active, mx.int32)

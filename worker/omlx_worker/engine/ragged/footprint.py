@@ -16,7 +16,8 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
 from omlx_worker.engine.ragged.prefix_arrays import size_of
 from omlx_worker.engine.ragged.reading import MOST_LOGITS, SCORED_AT_ONCE, SPREAD, room_for
-from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Size
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.rows.row import Size
 
 IN_FLIGHT = 3
 """Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""

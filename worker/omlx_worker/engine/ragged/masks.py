@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omlx_worker.engine.ragged.lookups import merged
-from omlx_worker.engine.ragged.step import State
+from omlx_worker.engine.ragged.state import State
 from omlx_worker.engine.ragged.timed_threads import TimedThreads
 from omlx_worker.engine.rows.constraints import Grammar
 from omlx_worker.engine.rows.row import SOURCES

@@ -21,10 +21,10 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Page
 from omlx_worker.engine.models.ragged_model import Layers
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs, copies, size_of
+from omlx_worker.engine.rows.page import Page
 from omlx_worker.engine.rows.tokens import in_common
 
 Tokens: TypeAlias = "array[int]"

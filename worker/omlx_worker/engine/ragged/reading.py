@@ -14,16 +14,16 @@ scored are so narrow that `MOST_LOGITS` bounds their logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Page, Seat, capacity_for, indices, pages_for
+from omlx_worker.engine.caches.layout import Seat, capacity_for, indices, pages_for
 from omlx_worker.engine.kernels.window import Window, table_of
 from omlx_worker.engine.models.embedder import Embedder
-from omlx_worker.engine.models.ragged_model import LayerCache, Layers, RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.ragged.batch import Held
 from omlx_worker.engine.ragged.sampling import score
-from omlx_worker.engine.rows.row import Report, Row, Scored
+from omlx_worker.engine.rows.row import Report, Row
 
 Prefill = Callable[[mx.array, Sequence[LayerCache], Window], mx.array]
 """See `RaggedModel.prefill`."""
@@ -49,48 +49,19 @@ def room_for(positions: int) -> int:
     return max(LEAST_ROOM, capacity_for(positions))
 
 
-@dataclass(slots=True)
-class Reading:
-    """A row whose history is being read. The first step reads the last token.
+Reading = tuple[Row, Held]
+"""A row whose tokens are read, and what is held of it."""
 
-    Attributes:
-        done: the tokens that are read.
-        pages: of its own, with room for these and for the next tokens.
-        states: what layers hold of it besides pages, a list for each; none before its first token.
-        scored: the tokens of its prompt from the second on, or its targets, as far as it is read,
-            if they are to be scored.
-        pooled: ``[hidden]`` float32, what `Embedder.pool` gave for the tokens that are read.
-    """
 
-    request: Row
-    history: list[int]
-    done: int = 0
-    pages: list[Page] = field(default_factory=list)
-    states: Layers = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
-    pooled: mx.array | None = None
-
-    @property
-    def row_id(self) -> str:
-        return self.request.row_id
-
-    @property
-    def left(self) -> int:
-        return len(self.history) - 1 - self.done
-
-    @property
-    def is_scored(self) -> bool:
-        return self.request.prompt_logprobs is not None
-
-    def targets(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The tokens that a window from ``start`` to ``end`` scores, each after its position."""
-        row = self.request
-        if row.targets or not self.is_scored:
-            return [
-                (each.place - 1, each.token) for each in row.targets if start < each.place <= end
-            ]
-        last = min(end, len(row.prompt) - 1)
-        return [(position, row.prompt[position + 1]) for position in range(start, last)]
+def targets_of(row: Row, start: int, end: int) -> list[tuple[int, int]]:
+    """The tokens that a window from ``start`` to ``end`` scores, each after its position."""
+    request = row.request
+    if request.targets or not row.is_scored:
+        return [
+            (each.place - 1, each.token) for each in request.targets if start < each.place <= end
+        ]
+    last = min(end, len(request.prompt) - 1)
+    return [(position, request.prompt[position + 1]) for position in range(start, last)]
 
 
 def read(
@@ -106,47 +77,47 @@ def read(
         caches: whose pages the rows have. Nothing in flight may read them: MLX would copy them.
         prefill: in place of the model's own.
     """
-    due = {id(reading): count for reading, count in zip(readings, lengths, strict=True)}
-    while rows := [reading for reading in readings if due[id(reading)]]:
+    due = {row: count for (row, _), count in zip(readings, lengths, strict=True)}
+    while rows := [reading for reading in readings if due[reading[0]]]:
         together = _together(rows, due)
-        widths = [due[id(reading)] for reading in together]
+        widths = [due[row] for row, _ in together]
         most = max(1, MOST_LOGITS // (model.vocabulary * len(together)))
         if max(widths) > most and _any_scored(together, widths):
             # What comes before scored tokens is read first, in windows of any width.
-            unscored = [row for row in together if row.done < row.request.shareable]
+            unscored = [each for each in together if each[0].computed < each[0].shareable]
             together = unscored or together
-            lengths = [row.request.shareable - row.done if unscored else most for row in together]
-            widths = [min(due[id(row)], each) for row, each in zip(together, lengths, strict=True)]
+            lengths = [row.shareable - row.computed if unscored else most for row, _ in together]
+            widths = [min(due[row], each) for (row, _), each in zip(together, lengths, strict=True)]
         if not model.pads:
             widths = [min(widths)] * len(widths)
         _read(model, caches, together, widths, prefill or model.prefill)
-        for reading, width in zip(together, widths, strict=True):
-            due[id(reading)] -= width
+        for (row, _), width in zip(together, widths, strict=True):
+            due[row] -= width
 
 
 def _any_scored(readings: Sequence[Reading], lengths: Sequence[int]) -> bool:
     """Whether the next tokens of these rows score any."""
     return any(
-        reading.targets(reading.done, reading.done + length)
-        for reading, length in zip(readings, lengths, strict=True)
+        targets_of(row, row.computed, row.computed + length)
+        for (row, _), length in zip(readings, lengths, strict=True)
     )
 
 
-def _together(rows: Sequence[Reading], due: dict[int, int]) -> list[Reading]:
+def _together(rows: Sequence[Reading], due: dict[Row, int]) -> list[Reading]:
     """The longest of these rows, and those that may be read with it.
 
     All of them get its capacity.
     """
-    needs = {id(row): room_for(row.done + due[id(row)]) for row in rows}
-    first, *others = sorted(rows, key=lambda row: -needs[id(row)])
-    together, capacity = [first], needs[id(first)]
+    needs = {row: room_for(row.computed + due[row]) for row, _ in rows}
+    first, *others = sorted(rows, key=lambda reading: -needs[reading[0]])
+    together, capacity = [first], needs[first[0]]
     own = capacity
-    for row in others:
-        own += needs[id(row)]
+    for reading in others:
+        own += needs[reading[0]]
         positions = (len(together) + 1) * capacity
         if positions > min(MOST_POSITIONS, SPREAD * own):
             break
-        together.append(row)
+        together.append(reading)
     return together
 
 
@@ -159,24 +130,20 @@ def _read(
 ) -> None:
     """Read in one forward."""
     width = max(lengths)
-    done = [reading.done for reading in readings]
+    done = [row.computed for row, _ in readings]
     ends = [start + count for start, count in zip(done, lengths, strict=True)]
     capacity = capacity_for(max(ends))
     own: list[LayerCache] = [
-        cache.of_prompts(
-            [reading.states[n] if reading.states else [] for reading in readings], capacity
-        )
+        cache.of_prompts([held.layers[n] if held.layers else [] for _, held in readings], capacity)
         for n, cache in enumerate(caches)
     ]
-    for reading in readings:
+    for _, held in readings:
         # Arrays that only these rows hold are freed as they are read for the last time.
-        reading.states = []
+        held.layers = []
     # One more than the window has: a head reads the token after each position.
-    tokens = [
-        reading.history[start : end + 1] + [0] * (width - count)
-        for reading, start, end, count in zip(readings, done, ends, lengths, strict=True)
-    ]
-    seats = [Seat(slot, indices(reading.pages)) for slot, reading in enumerate(readings)]
+    parts = [row.tokens[a : b + 1] for (row, _), a, b in zip(readings, done, ends, strict=True)]
+    tokens = [part + [0] * (width + 1 - len(part)) for part in parts]
+    seats = [Seat(slot, indices(row.pages)) for slot, (row, _) in enumerate(readings)]
     table = table_of([seat.pages for seat in seats], pages_for(capacity))
     window = Window.of_prompts(done, lengths, width, table)
     hidden: mx.array | None = prefill(mx.array(tokens, mx.int32), own, window)
@@ -184,9 +151,9 @@ def _read(
     embedder = model.embedder
     if embedder and hidden is not None and window.lengths is not None:
         pooled = embedder.pool(hidden, window.lengths)
-        for slot, reading in enumerate(readings):
-            reading.pooled = embedder.joined(reading.pooled, pooled[slot])
-            told.append(reading.pooled)
+        for slot, (_, held) in enumerate(readings):
+            held.pooled = embedder.joined(held.pooled, pooled[slot])
+            told.append(held.pooled)
         hidden = None
     elif hidden is not None and _any_scored(readings, lengths):
         told = [hidden]
@@ -197,20 +164,20 @@ def _read(
     for cache in own:
         cache.fold(list(zip(seats, done, ends, strict=True)))
     mx.eval([cache.arrays for cache in own])
-    for reading, seat, end in zip(readings, seats, ends, strict=True):
-        reading.states = [[] if cache.paged else cache.held(seat, end) for cache in own]
-        reading.done = end
+    for (row, held), seat, end in zip(readings, seats, ends, strict=True):
+        held.layers = [[] if cache.paged else cache.held(seat, end) for cache in own]
+        row.computed = end
     if hidden is not None:
         _score(model, readings, done, hidden)
 
 
-def vectors_of(readings: Sequence[Reading], embedder: Embedder) -> dict[str, Report]:
-    """The vectors of rows that are read, by their ids, each as long as its row asks."""
-    pooled = mx.stack([reading.pooled for reading in readings if reading.pooled is not None])
-    made = embedder.vectors(pooled, [len(reading.request.prompt) for reading in readings])
+def vectors_of(readings: Sequence[Reading], embedder: Embedder) -> dict[Row, Report]:
+    """The vectors of rows that are read, each as long as its row asks."""
+    pooled = mx.stack([held.pooled for _, held in readings if held.pooled is not None])
+    made = embedder.vectors(pooled, [len(row.request.prompt) for row, _ in readings])
     return {
-        reading.row_id: embedder.shortened(vector, reading.request.vector).tobytes()
-        for reading, vector in zip(readings, made, strict=True)
+        row: embedder.shortened(vector, row.request.vector).tobytes()
+        for (row, _), vector in zip(readings, made, strict=True)
     }
 
 
@@ -224,16 +191,16 @@ def _score(
         hidden: what `RaggedModel.prefill` returned.
     """
     slots, places, tokens, owners = list[int](), list[int](), list[int](), list[Reading]()
-    for slot, (reading, start) in enumerate(zip(readings, before, strict=True)):
-        for position, token in reading.targets(start, reading.done):
+    for slot, ((row, held), start) in enumerate(zip(readings, before, strict=True)):
+        for position, token in targets_of(row, start, row.computed):
             slots.append(slot)
             places.append(position - start)
             tokens.append(token)
-            owners.append(reading)
+            owners.append((row, held))
     most = max(1, SCORED_AT_ONCE // model.vocabulary)
-    alternatives = max((each.request.prompt_logprobs or 0 for each in owners), default=0)
+    alternatives = max((row.request.prompt_logprobs or 0 for row, _ in owners), default=0)
     for part in (slice(at, at + most) for at in range(0, len(slots), most)):
         logits = model.logits(hidden[mx.array(slots[part]), mx.array(places[part])])
         scores = score(logits, tokens[part], alternatives)
-        for reading, scored in zip(owners[part], scores, strict=True):
-            reading.scored.append(scored)
+        for (_, held), scored in zip(owners[part], scores, strict=True):
+            held.scored.append(scored)

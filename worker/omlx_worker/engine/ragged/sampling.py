@@ -23,7 +23,11 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_producer.wire import FILTERS, MAX_TOP_LOGPROBS
-from omlx_worker.engine.rows.row import Row, Sampled, Sampling, Scored
+from omlx_worker.engine.rows.request import Sampling
+from omlx_worker.engine.rows.row import Sampled, Scored
+
+IDLE = Sampling(temperature=0)
+"""How slots without rows sample."""
 
 Params = dict[str, mx.array]
 """The settings of rows in slots, of which a plan needs a part:
@@ -97,10 +101,10 @@ class Draw:
         parts: list[Any] = [array.tolist() for array in arrays]
         return cls(*parts)
 
-    def at(self, row: Row, index: int, column: int = 0) -> Sampled:
+    def at(self, sampling: Sampling, index: int, column: int = 0) -> Sampled:
         """The draw of the row at this index of the batch, at one position of its window."""
         token = self.tokens[index][column]
-        asked = row.sampling.top_logprobs
+        asked = sampling.top_logprobs
         if asked is None or self.logprobs is None:
             return Sampled(token)
         top: tuple[tuple[int, float], ...] = ()

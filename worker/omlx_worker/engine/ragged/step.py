@@ -3,19 +3,7 @@
 The masks of constrained rows depend on the last step's outcome, which the host must read first.
 Only `commit` needs them, so the host reads between the two.
 
-The state is a dictionary of arrays with a leading axis of slots:
-
-``pending``       the token sampled last, not in the cache yet
-``cursors``       tokens in the cache, which is the pending token's position
-``body_lengths``  how many of them are in the attention bodies
-``table``         ``[S, M]``, the pages of the attention bodies
-``entries``       ``[E]``, where the table has any
-``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
-``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step
-``source``        who made them: an index of `SOURCES`
-``drafts``        ``[S, K]``, judged by the next step; absent without drafts
-``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
-``history``       see `omlx_worker.engine.ragged.lookups`; only if drafts are looked up
+Both take the state of a step; see `omlx_worker.engine.ragged.state`.
 
 Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
 that any later step may draft.
@@ -37,6 +25,7 @@ from omlx_worker.engine.ragged.first_windows import FirstWindows
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
 from omlx_worker.engine.ragged.sampling import Params, Plan, distribution
 from omlx_worker.engine.ragged.speculation import judge, propose
+from omlx_worker.engine.ragged.state import State
 
 MOST_FORWARDS, MOST_COMMITS = 240, 720
 """Compiled functions that are kept, more than `omlx_worker.engine.warm_up` lists for 128 rows: each
@@ -46,8 +35,6 @@ MLX keeps every trace of a function until the function itself is dropped, and a 
 hundreds of layouts in a night. So each layout has its own functions: a `forward` of up to three
 traces, some 150 kilobytes a layer each, and a `commit` of one, half a megabyte in all.
 """
-
-State = dict[str, mx.array]
 
 
 class Outcome(NamedTuple):
@@ -68,8 +55,6 @@ class Outcome(NamedTuple):
 class Halves:
     """`forward` and `commit`, compiled once per depth and layout; `commit` also per sampling plan.
 
-    Both take the caches' arrays, and give the caches what they wrote.
-
     Args:
         own_depth: drafts of a row and step, at most, that the model makes itself.
 
@@ -89,17 +74,22 @@ class Halves:
         self._own_depth = own_depth
         self._compiles = compiles()
 
-    def forward(
-        self, caches: Sequence[LayerCache], state: State, depth: int
-    ) -> tuple[mx.array, Layers]:
-        """See `forward`; also returns the arrays that it wrote."""
+    def forward(self, layers: Layers, state: State, depth: int) -> tuple[mx.array, Layers]:
+        """See `forward`.
+
+        Args:
+            layers: the caches' arrays.
+
+        Returns:
+            The backbone's output, and the arrays that it wrote.
+        """
         run = self.forwards(depth, tuple(state["table"].shape))
-        hidden, written = run(state, [cache.arrays for cache in caches])
-        return hidden, _update(caches, written)
+        hidden, written = run(state, layers)
+        return hidden, written
 
     def commit(
         self,
-        caches: Sequence[LayerCache],
+        layers: Layers,
         state: State,
         hidden: mx.array,
         params: Params,
@@ -107,11 +97,14 @@ class Halves:
         depth: int,
         allowed: mx.array | None,
     ) -> tuple[Outcome, State, Layers]:
-        """See `commit`; also returns the arrays that it wrote."""
+        """See `commit`; also returns all that it or `forward` wrote.
+
+        Args:
+            layers: the caches' arrays after `forward`.
+        """
         run = self.commits(plan, depth, tuple(state["table"].shape))
-        arrays = [cache.arrays for cache in caches]
-        outcome, after, written = run(state, params, arrays, hidden, allowed)
-        return Outcome(*outcome), after, _update(caches, written)
+        outcome, after, written = run(state, params, layers, hidden, allowed)
+        return Outcome(*outcome), after, written
 
     def _forward(self, depth: int, _layout: tuple[int, ...]) -> Callable[..., Any]:
         def run(state: State, layers: Layers) -> tuple[mx.array, Layers]:
@@ -137,12 +130,6 @@ class Halves:
             return list(outcome), after, [cache.written for cache in caches]
 
         return mx.compile(run)
-
-
-def _update(caches: Sequence[LayerCache], written: Layers) -> Layers:
-    for cache, part in zip(caches, written, strict=True):
-        cache.update(part)
-    return written
 
 
 def forward(model: RaggedModel, caches: list[LayerCache], state: State, depth: int) -> mx.array:

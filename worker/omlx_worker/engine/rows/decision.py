@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from omlx_worker.engine.rows.row import Target
+from omlx_worker.engine.rows.request import Target
 from omlx_worker.engine.rows.tokens import in_common
 
 

@@ -1,33 +1,29 @@
 """The interface between the service and an engine. This module imports no MLX.
 
 The service prepares rows from requests on any threads. One thread then drives the engine: ``add``,
-``prefill`` until the prompt is read, then ``step`` repeatedly. One ``prefill`` may read several
-prompts. A row leaves with the `Emission` that carries its finish reason, or by ``remove``.
+``read`` until the prompt is read, then ``step`` repeatedly. One ``read`` may read several prompts.
+A row leaves with the `Emission` that carries its finish reason, or by ``remove``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from omlx_producer.wire import GenerationRequest, ModelInfo
-from omlx_worker.engine.rows.row import Emission, Known, Row, Said
+from omlx_worker.engine.rows.emission import Emission, Said
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import Row, Size
 
 PREPARED_AT_ONCE = 2
 """Requests that are prepared at the same time."""
 
 LONGEST_CHUNK = 2048
-"""Tokens of a row that one `Engine.prefill` reads, at most."""
+"""Tokens of a row that one `Engine.read` reads, at most."""
 
 FIRST_ROWS = 32
 """Rows of a batch at first: a whole tile of a product on most devices. Fewer never
 made more tokens on those that others have measured, with drafts or without."""
-
-Size = tuple[int, ...]
-"""The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at
-most (`Row.longest`), 1 if its prompt is scored, 1 if its steps need no array over the vocabulary
-but their logits, and tokens at its beginning whose pages it will share with rows that have them.
-The last three are 0 if they are missing."""
 
 FIXED_CHUNK = 256
 """With fixed shapes, prompts are read in chunks that end at multiples of this."""
@@ -36,6 +32,20 @@ FIXED_CHUNK = 256
 def depths_of(most: int, own: int) -> list[int]:
     """How many tokens steps draft: up to the model's ``own``, half of ``most`` and ``most``."""
     return sorted({*range(own + 1), most // 2, most})
+
+
+class Delays(NamedTuple):
+    """What makes steps and windows slow, how often so far.
+
+    Attributes:
+        traces: a step or a window was traced for a new shape.
+        drains: rows were moved, with the pipeline drained.
+        contests: forms of a kernel were compared.
+    """
+
+    traces: int = 0
+    drains: int = 0
+    contests: int = 0
 
 
 Tell = Callable[[str], object]
@@ -80,18 +90,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def traces(self) -> int:
-        """How often a step or a window was traced for a new shape so far."""
-        ...
-
-    @property
-    def stalls(self) -> int:
-        """How often steps were traced or rows moved so far; either makes the next steps slow."""
-        ...
-
-    @property
-    def contests(self) -> int:
-        """How often forms of a kernel were compared so far."""
+    def delays(self) -> Delays:
+        """What has made steps and windows slow so far."""
         ...
 
     @property
@@ -112,7 +112,7 @@ class Engine(Protocol):
         """
         ...
 
-    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
+    def prepare(self, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         """Turn a request into rows, named ``<job id>:<number>``. From any thread.
 
         A request has a row for each of its ``n`` choices, or for each text of its ``input``.
@@ -124,7 +124,7 @@ class Engine(Protocol):
         ...
 
     def text_of(self, row: Row) -> Said:
-        """The text that a row's ``generated`` tokens have made final. From any thread."""
+        """The text that a row's tokens have made final. From any thread, before it is added."""
         ...
 
     def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
@@ -154,33 +154,29 @@ class Engine(Protocol):
         """How many pages of the caches others have than are counted; 0 unless there is a fault."""
         ...
 
-    def add(self, row: Row) -> Known:
-        """Take a row in; its prompt is not yet read.
+    def add(self, row: Row) -> int:
+        """Take a row in; nothing of it is read yet but what the prefix cache holds.
 
-        An interrupted row continues after its ``generated`` tokens. Text that they left
-        incomplete is emitted with the tokens that complete it. If they already end the row, the
-        next `step` emits its finish reason and no token.
+        An interrupted row continues after its tokens. Text that they left incomplete is emitted
+        with the tokens that complete it. If they already end the row, the next `step` emits its
+        finish reason and no token.
+
+        Returns:
+            Tokens with which another prompt has begun too, kept or not.
         """
         ...
 
-    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
-        """Read more of some rows' prompts, and of what they have generated, together.
+    def read(self, tokens: Mapping[Row, int]) -> list[Emission]:
+        """Read more of some rows' tokens, together.
 
         Args:
             tokens: the most to read of each row, at most `LONGEST_CHUNK`; 0 for a row with none
-                left.
-            keep: rows whose tokens, up to the last one read now, the prefix cache keeps.
+                left. What is read up to one of `Row.stops`, the prefix cache keeps.
 
         Returns:
-            How many tokens of each row are left to read; at 0 the row decodes from the next
-            step, and `reported` has the scores or the vector of its prompt.
-        """
-        ...
-
-    def reported(self) -> list[Emission]:
-        """The log-probabilities or vectors of the prompts that were read since the last call.
-
-        A row that asks for no tokens, or has had them all, ends with them.
+            The log-probabilities or vectors of the prompts that are read now. A row that asks for
+            no tokens, or has had them all, ends with them. A row with nothing left decodes from
+            the next step.
         """
         ...
 
@@ -188,39 +184,31 @@ class Engine(Protocol):
         """Let the prefix cache take no more than ``room`` bytes until the next call."""
         ...
 
-    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+    def step(self, depth: int | None = None) -> list[Emission]:
         """Run one decode step for all rows whose prompts are read.
 
         Args:
-            depths: how many tokens to draft for each row, for a later step to judge; rows not
-                named get their limit. None keeps those of the last step.
+            depth: how many tokens to draft for each row that does not ask for fewer, for a later
+                step to judge. None keeps that of the last step.
 
         Emissions may lag one step behind. Rows whose finish reason is set have left.
         """
         ...
 
-    def suspend(self, row_id: str) -> int | None:
+    def suspend(self, row: Row) -> None:
         """Take a decoding row out of the batch and keep everything needed to resume it.
 
         The next `step` still emits what the step in flight yields for the row, even if no row is
-        left to decode. That may finish the row.
-
-        Returns:
-            The bytes that it holds meanwhile; None if the row is not decoding. It can instead be
-            removed and added again with its ``generated`` tokens.
+        left to decode. That may finish the row. `Row.kept_bytes` says what it holds meanwhile.
         """
         ...
 
-    def resume(self, row_id: str) -> None:
-        """Put a suspended row back. It decodes from the next step as if it had never left.
-
-        Raises:
-            KeyError: if no such row is suspended.
-        """
+    def resume(self, row: Row) -> None:
+        """Put a suspended row back. It decodes from the next step as if it had never left."""
         ...
 
-    def remove(self, row_id: str) -> None:
-        """Drop a row at any point, suspended or not; unknown ids are ignored.
+    def remove(self, row: Row) -> None:
+        """Drop a row at any point, suspended or not; others are ignored.
 
         Nothing more is emitted for it.
         """

@@ -25,8 +25,8 @@ from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.encoding import Encoder
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.result import require_short, require_short_vectors
-from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tools.grammar import field_of
 
@@ -62,7 +62,7 @@ class Prompter:
     Args:
         chat_tokens: of a chat that sets no limit, at most.
         thinking_budget: of a chat that sets none; None for no limit.
-        whole: see `Row`.
+        whole: see `RowRequest`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Prompter:
         self._whole = whole
         self._eos = frozenset(tokenizer.eos_token_ids)
 
-    def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
+    def rows(self, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         """The rows of a request, one a choice or text, named ``<job id>:<number>``.
 
         Raises:
@@ -132,7 +132,7 @@ class Prompter:
         scored = request.scored_alternatives
         echo = self._text_of(request, prompt) if request.echo else None
         rows = [
-            Row(
+            RowRequest(
                 row_id=f"{job_id}:{choice}",
                 prompt=prompt,
                 max_tokens=min(default if most is None else most, room),
@@ -156,10 +156,10 @@ class Prompter:
         require_short(request, rows)
         return rows
 
-    def _read_rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
+    def _read_rows(self, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         """Rows that are read for their vectors."""
         size, longest = self._info.vector_size, self._info.context_length
-        wanted, rows = request.dimensions or size, list[Row]()
+        wanted, rows = request.dimensions or size, list[RowRequest]()
         if wanted > size:
             raise InvalidRequest(
                 "dimensions",
@@ -177,7 +177,7 @@ class Prompter:
             if len(prompt) > longest:
                 raise self._encoder.too_long(field, f"{len(prompt)} tokens")
             rows.append(
-                Row(
+                RowRequest(
                     row_id=f"{job_id}:{index}",
                     prompt=prompt,
                     max_tokens=0,
@@ -196,7 +196,7 @@ class Prompter:
         prompt: list[int],
         begins: list[int] | None,
         marks: tuple[int, ...],
-    ) -> list[Row]:
+    ) -> list[RowRequest]:
         """The rows that read the choices of a decision after its prompt.
 
         Args:
@@ -212,7 +212,7 @@ class Prompter:
         assert self._grammars  # the choices have compiled
         spelled = {text: self._grammars.spelled(text) for text in request.choices}
         rows = [
-            Row(
+            RowRequest(
                 row_id=f"{job_id}:{number}",
                 prompt=[*prompt, *tokens],
                 max_tokens=0,
@@ -327,7 +327,7 @@ class Prompters:
         for prompter in prompters:
             self._free.put(prompter)
 
-    def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
+    def rows(self, request: GenerationRequest, job_id: str) -> list[RowRequest]:
         """See `Prompter.rows`. From any thread; waits until a prompter is free."""
         prompter = self._free.get()
         try:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from omlx_producer.wire import GenerationRequest, InvalidRequest
-from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.rows.request import RowRequest
 
 MAX_RESULT_BYTES = 32 * 2**20
 """Of a result as JSON. A worker takes about ten times as much memory to make one."""
@@ -34,7 +34,7 @@ def require_short_vectors(count: int, size: int) -> None:
         raise InvalidRequest("input", what, "give fewer texts, or fewer dimensions")
 
 
-def require_short(request: GenerationRequest, rows: Sequence[Row]) -> None:
+def require_short(request: GenerationRequest, rows: Sequence[RowRequest]) -> None:
     """Refuse log-probabilities and repeated prompts that make a result too long.
 
     Args:

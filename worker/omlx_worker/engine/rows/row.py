@@ -1,18 +1,26 @@
-"""Rows as an engine takes them, and what it reports of them. This module imports no MLX."""
+"""A row: one record of a sequence, from the first token of its prompt to the last of its answer.
+
+Beside it what a step or a window makes of it. This module imports no MLX.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import InitVar, dataclass, field
+from enum import Enum, auto
+from typing import Any, Literal
 
-from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire import FinishReason, PromptLogprob, RepetitionDetection, TokenLogprob
-from omlx_worker.engine.rows.reply import ReplyForm
-from omlx_worker.engine.rows.thinking import Thinking
+from omlx_worker.engine.rows.page import Page
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 
-if TYPE_CHECKING:
-    from omlx_worker.engine.rows.constraints import Grammar
+HIGH, DEFAULT, BULK = 0, 1, 2
+"""Levels, the best one first."""
+
+Size = tuple[int, ...]
+"""The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at
+most (`RowRequest.longest`), 1 if its prompt is scored, 1 if its steps need no array over the
+vocabulary but their logits, and tokens at its beginning whose pages it will share with rows that
+have them. The last three are 0 if they are missing."""
 
 Source = Literal["model", "lookup", "grammar"]
 """Who drafts: the model itself by its head or draft model, a lookup in its own text, or a grammar
@@ -23,169 +31,213 @@ Cut = Literal["failed", "slow"]
 SOURCES: tuple[Source, ...] = ("model", "lookup", "grammar")
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How one row samples, every default resolved. See `omlx_worker.engine.ragged.sampling`.
+class Stage(Enum):
+    """Where a row is: it waits, is read, decodes, is suspended with its pages, or is done."""
 
-    Attributes:
-        temperature: 0 takes the most likely token.
-        filters: those that leave tokens out, by the names in `FILTERS`.
-        repetition_penalty: 1 changes nothing.
-        logit_bias: added to the logits, by token id.
-        seed: 64 bits; the same seed gives the same tokens in any batch.
-        top_logprobs: alternatives reported per token; None reports no log-probabilities.
-        thinking: how its thinking is told, and its budget; None if the model marks none.
-    """
-
-    temperature: float = 1.0
-    filters: dict[str, float] = field(default_factory=dict)
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    seed: int = 0
-    top_logprobs: int | None = None
-    thinking: Thinking | None = None
-
-    @property
-    def bare(self) -> bool:
-        """Whether the likeliest token of the model's own logits is all that is asked for."""
-        asks = self.temperature or self.penalises or self.logit_bias or self.thinking
-        return not asks and self.top_logprobs is None
-
-    @property
-    def penalises(self) -> bool:
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
+    WAITING = auto()
+    READING = auto()
+    DECODING = auto()
+    SUSPENDED = auto()
+    DONE = auto()
 
 
-class Target(NamedTuple):
-    """A token of which a row tells the log-probability.
-
-    Attributes:
-        place: tokens of the row before it.
-        choices: those of a decision that it counts for, by their places in the request.
-    """
-
-    place: int
-    token: int
-    choices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Row:
-    """One sequence to generate: a job of ``n`` choices becomes ``n`` rows.
+    """One sequence being generated. Its stage changes in the methods here alone.
+
+    A thread that prepares jobs makes it; the decode thread owns it from its admission on. The
+    scheduler sets its stage and its place in the order, the engine all that is about tokens. The
+    traffic thread reads ``tokens``, as far as emissions have told it.
+
+    Args:
+        generated: tokens that an interrupted run has produced, oldest first. They are read after
+            the prompt, count towards ``max_tokens`` and penalties, and are not emitted again.
 
     Attributes:
-        row_id: unique among the engine's rows.
-        prompt: token ids, at least one.
-        max_tokens: fits the context together with the prompt; 0 if the prompt is only scored.
-        stop_strings: text that ends the row and is not part of its text.
-        stop_tokens: token ids that end the row and are not part of its text.
-        repetition: when it ends because it repeats itself; None for never.
-        reply: how its text is read; None for plain text.
-        trims: whether a space that begins its text belongs to the template of a chat, as with
-            tokenizers whose decoders drop it.
-        depth: most drafts a step; 0 for none, None for the engine's own limit.
-        generated: tokens that an interrupted or paused run has produced, oldest first. They are
-            read after the prompt, count towards ``max_tokens`` and penalties, and are not
-            emitted again.
-        cache: whether its prompt may be taken from the prefix cache and kept there.
-        salt: rows share prompts with rows of the same salt alone.
-        marks: lengths of beginnings that later prompts may share, such as a system message's.
-        goes_on: whether a later prompt may begin with this one and its text.
-        grammar: what the text must match, compiled; None for free text.
-        grammar_field: the request's field that it comes from, for errors.
-        prompt_logprobs: alternatives reported with each scored token of the prompt; None does not
-            score the prompt.
-        targets: what is scored in place of the prompt's own tokens, in the order of their places.
-        echo: the text of a prompt that is repeated before its own. Then its log-probabilities
-            include those of the stop token that ends it. None repeats nothing.
-        vector: numbers of the vector that its prompt is read for; 0 for a row that generates.
-        whole: whether its prompt is read in one window, because every token sees all others.
+        request: what to generate.
+        level: `HIGH`, `DEFAULT` or `BULK`.
+        tokens: its prompt, and what it has produced after it, by an interrupted run too.
+        computed: how many of them the engine's caches hold, at most; exact once every step that
+            was dispatched is read.
+        flying: steps that were dispatched for it and are not read.
+        again: how many of its last tokens steps decode again, because fixed shapes round them so.
+        pages: of the caches' pool.
+        slot: its own in the batch's arrays; None while it has none.
+        said: its text, a `RowText`; None until the engine begins it.
+        sampling: as it asks, or with the penalty of texts that repeat themselves.
+        told: whether what reading its prompt gives has been told. It may be read again.
+        cached: tokens of its prompt that were not read, because the prefix cache held them.
+        kin: rows whose prompts begin alike, and the tokens in common, until it decodes.
+        stops: counts of computed tokens at which reading stops: the prefix cache keeps what is read
+            up to there, and other rows may go on from it.
+        arrival: smaller for rows that queued up earlier.
+        join_order: smaller for rows that joined the batch earlier.
+        since: when it began to wait, in seconds of the scheduler's clock.
+        aged: it has waited so long that it goes first and is not suspended again.
+        kept_bytes: what the engine holds of it while it is suspended.
     """
 
-    row_id: str
-    prompt: list[int]
-    max_tokens: int
-    sampling: Sampling
-    stop_strings: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()
-    repetition: RepetitionDetection | None = None
-    reply: ReplyForm | None = None
-    trims: bool = False
-    depth: int | None = None
-    generated: tuple[int, ...] = ()
-    cache: bool = True
-    salt: str | None = None
-    marks: tuple[int, ...] = ()
-    goes_on: bool = False
-    grammar: Grammar | None = None
-    grammar_field: str = ""
-    prompt_logprobs: int | None = None
-    targets: tuple[Target, ...] = ()
-    echo: str | None = None
-    vector: int = 0
-    whole: bool = False
+    request: RowRequest
+    level: int = DEFAULT
+    generated: InitVar[Sequence[int]] = ()
+    stage: Stage = Stage.WAITING
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    flying: int = 0
+    again: int = 0
+    pages: list[Page] = field(default_factory=list)
+    slot: int | None = None
+    said: Any = None
+    sampling: Sampling = field(init=False)
+    told: bool = False
+    cached: int = 0
+    kin: dict[Row, int] = field(default_factory=dict)
+    stops: set[int] = field(default_factory=set)
+    arrival: int = 0
+    join_order: int = 0
+    since: float = 0.0
+    aged: bool = False
+    kept_bytes: int = 0
+
+    def __post_init__(self, generated: Sequence[int]) -> None:
+        self.tokens = [*self.request.prompt, *generated]
+        self.sampling = self.request.sampling
+
+    # Stages.
+
+    def wait(self) -> None:
+        """It waits for its turn, with nothing in the engine."""
+        self.stage, self.computed, self.kept_bytes = Stage.WAITING, 0, 0
+
+    def join(self) -> None:
+        """It has a place in the batch, where its prompt is read."""
+        self.stage = Stage.READING
+
+    def decode(self) -> None:
+        """Its prompt is read, or it goes on after a pause."""
+        self.stage, self.kept_bytes = Stage.DECODING, 0
+        self.kin.clear()
+
+    def suspend(self) -> None:
+        """It leaves the batch, which keeps all that it needs to go on."""
+        self.stage = Stage.SUSPENDED
+
+    def end(self) -> None:
+        """It has finished, or was dropped."""
+        self.stage = Stage.DONE
+        self.kin.clear()
 
     @property
-    def history(self) -> list[int]:
-        """Prompt and generated tokens. The last one is not in any cache yet.
-
-        A prompt that is read for its vector or its targets is followed by a token that nothing
-        reads.
-        """
-        unread = [0] if self.vector or self.targets else []
-        return [*self.prompt, *self.generated, *unread]
+    def in_batch(self) -> bool:
+        return self.stage in (Stage.READING, Stage.DECODING)
 
     @property
-    def reports(self) -> bool:
-        """Whether reading its prompt gives what it asks for, or a part of that."""
-        return self.vector > 0 or self.prompt_logprobs is not None
+    def in_engine(self) -> bool:
+        """Whether the engine holds something of it."""
+        return self.in_batch or self.stage is Stage.SUSPENDED
+
+    # Names and order.
+
+    @property
+    def row_id(self) -> str:
+        return self.request.row_id
+
+    @property
+    def job_id(self) -> str:
+        """The job of which it is a choice."""
+        return self.request.row_id.partition(":")[0]
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Rows with a smaller rank go first."""
+        return (HIGH if self.aged else self.level, self.arrival)
+
+    # Tokens.
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and generated."""
-        return len(self.prompt) + len(self.generated)
+        """Tokens of its prompt and its text."""
+        return len(self.tokens)
 
     @property
-    def longest(self) -> int:
-        """The most tokens that the row can have, prompt included."""
-        return len(self.prompt) + self.max_tokens
+    def produced(self) -> int:
+        """Tokens of its text."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def text_tokens(self, start: int = 0, end: int | None = None) -> list[int]:
+        """Those of its text, from one place to another."""
+        first = len(self.request.prompt)
+        return self.tokens[first + start : None if end is None else first + end]
+
+    @property
+    def committed(self) -> int:
+        """How many of its tokens steps go on from; the last one is not in any cache yet."""
+        return len(self.tokens) - self.again
+
+    @property
+    def left(self) -> int:
+        """Tokens to read before it decodes. Its first step reads the last one."""
+        if self.is_over:
+            return 0
+        return self.committed - (not self.request.unread) - self.computed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still wanted of steps that are not dispatched, at most."""
+        if self.has_ended:
+            return 0
+        return self.request.longest - self.committed - self.flying
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the tokens of an interrupted run had ended it already."""
+        return self.said is not None and self.said.ended is not None
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the log-probabilities of its prompt are still to be told."""
+        return self.request.prompt_logprobs is not None and not self.told
+
+    @property
+    def reports(self) -> bool:
+        """Whether reading its prompt gives something to tell."""
+        return self.request.vector > 0 or self.is_scored
+
+    @property
+    def is_over(self) -> bool:
+        """Whether only its end is left to tell."""
+        return self.has_ended and not self.is_scored
 
     @property
     def shareable(self) -> int:
         """Tokens that it may take from other rows. Reading the others gives what it is to tell."""
-        if self.targets:
-            return self.targets[0].place - 1
-        return self.length - 1 if self.prompt_logprobs is None else 0
+        if targets := self.request.targets:
+            return targets[0].place - 1
+        return 0 if self.is_scored else self.committed - 1
 
-    def size(self, to_read: int) -> tuple[int, ...]:
-        """What it asks of memory, with these tokens left to read; see `Engine.bytes_for`."""
-        bare = self.grammar is None and self.sampling.bare
-        return (to_read, self.longest, int(self.prompt_logprobs is not None), int(bare))
+    # Reading.
 
+    @property
+    def size(self) -> Size:
+        """What it asks of memory."""
+        size = self.request.size(0 if self.stage is Stage.DECODING else self.length)
+        return (*size, self._shares) if self.stage is Stage.WAITING else size
 
-class Mark(NamedTuple):
-    """A token of a row that may write a marker.
+    @property
+    def _shares(self) -> int:
+        """Tokens at its beginning that rows in the batch have read, which the engine has kept."""
+        read = (shared for kin, shared in self.kin.items() if kin.has_read(shared))
+        return max(read, default=0)
 
-    Attributes:
-        token: its index among the row's generated tokens.
-        offset: where its text begins in the row's text.
-    """
+    def has_read(self, tokens: int) -> bool:
+        """Whether it has these of its prompt in the engine."""
+        return self.stage is Stage.DECODING or (self.in_engine and self.computed >= tokens)
 
-    token: int
-    offset: int
-
-
-class Said(NamedTuple):
-    """The text that some tokens of a row have made final, and those of them that are marks."""
-
-    text: str
-    marks: Sequence[Mark] = ()
+    @property
+    def until_stop(self) -> int:
+        """Tokens to read until the next stop, or all that are left."""
+        stops = [stop - self.computed for stop in self.stops if stop > self.computed]
+        return min([self.left, *stops])
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +277,7 @@ class RowStep:
             has ``failed`` to match, or the constraint is too ``slow`` to follow.
     """
 
-    row_id: str
+    row: Row
     tokens: list[Sampled]
     drafted: int = 0
     step_depth: int = 0
@@ -233,71 +285,9 @@ class RowStep:
     cut: Cut | None = None
 
     @property
-    def accepted(self) -> int:
-        return max(0, len(self.tokens) - 1)
+    def row_id(self) -> str:
+        return self.row.row_id
 
     @property
-    def draft_fields(self) -> dict[str, Any]:
-        """The fields of an `Emission` about drafts."""
-        return {
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "step_depth": self.step_depth,
-            "source": self.source,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What one step added to one row.
-
-    Attributes:
-        tokens: committed token ids, without the stop token that ended the row.
-        text: text that is final: never half a character, never part of a stop string.
-        logprobs: one per token; None if the row did not ask for them.
-        finish_reason: set once, with the row's last emission.
-        drafted: drafts that the step judged for the row.
-        accepted: how many of them it accepted: a prefix of the drafts.
-        drafted_text: characters at the start of ``text`` that accepted drafts released.
-        step_depth: the most drafts that the step could judge for any row.
-        source: who made the drafts, or would have made them at a depth of 0.
-        marks: those of the tokens; their text may come later.
-        reasoning_tokens: those of all the row's tokens so far that are thinking.
-        rejoins: whether the row has left, to be added again with all of its tokens.
-        error: why the row failed. It has ended then.
-        prompt_logprobs: of all tokens of the prompt, or of the row's targets, once, if they were
-            asked for.
-        vector: of the prompt, as float32, if it was asked for; the row has ended then.
-    """
-
-    row_id: str
-    tokens: list[int]
-    text: str
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = None
-    drafted: int = 0
-    accepted: int = 0
-    drafted_text: int = 0
-    step_depth: int = 0
-    source: Source = "model"
-    marks: Sequence[Mark] = ()
-    reasoning_tokens: int = 0
-    rejoins: bool = False
-    error: InvalidRequest | None = None
-    prompt_logprobs: list[PromptLogprob] | None = None
-    vector: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the engine knows of a row that it has taken in.
-
-    Attributes:
-        cached: tokens that need not be read, less than `Row.length`, from the prefix cache.
-        shared: tokens that another prompt has begun with, kept or not.
-        left: tokens to read before it decodes. Its first step reads the last one.
-    """
-
-    cached: int = 0
-    shared: int = 0
-    left: int = 0
+    def accepted(self) -> int:
+        return max(0, len(self.tokens) - 1)

@@ -21,8 +21,9 @@ from mlx_lm.tokenizer_utils import (
 )
 
 from omlx_producer.wire import FinishReason
+from omlx_worker.engine.rows.emission import Mark
 from omlx_worker.engine.rows.repetition import Repetition
-from omlx_worker.engine.rows.row import Mark, Row
+from omlx_worker.engine.rows.request import RowRequest
 from omlx_worker.engine.rows.thinking import Thoughts
 
 MOST_BYTES = 50_000
@@ -172,13 +173,17 @@ class RowText:
     is released, except half a character.
 
     Attributes:
+        tokens: how many it has been fed.
+        ended: why the row has ended; None while it goes on.
         marks: those of the tokens so far.
         penalty: the repetition penalty of the row's next token.
+        unpenalised: how many of the tokens came without it.
     """
 
-    def __init__(self, row: Row, tokenizer: TokenizerWrapper) -> None:
+    def __init__(self, row: RowRequest, tokenizer: TokenizerWrapper) -> None:
         self._row = row
-        self._tokens = 0
+        self.tokens = self.unpenalised = 0
+        self.ended: FinishReason | None = None
         self._detokenizer = tokenizer.detokenizer
         if not row.trims:
             self._detokenizer.trim_space = False
@@ -194,28 +199,29 @@ class RowText:
 
     def feed(self, token: int) -> Piece:
         """Take the row's next token."""
-        self._tokens += 1
+        self.tokens += 1
         if token in self._row.stop_tokens:
             # A stop token may end a character or a stop string that was being held back.
             text, _ = self._release(self._drain_detokenizer(), final=True)
+            self.ended = "stop"
             return Piece(text, "stop", keeps_token=False)
         if self._thoughts:
             self._thoughts.feed(token)
         self._detokenizer.add_token(token)
         if marker := self._markers.get(token):
             offset = self._detokenizer.text.rfind(marker)
-            self.marks += [Mark(self._tokens - 1, offset)] if offset >= 0 else []
+            self.marks += [Mark(self.tokens - 1, offset)] if offset >= 0 else []
         end: FinishReason | None = None
         penalises = False
         if self._repetition and self._repetition.feed(token):
             penalises = self._penalise()
             end = None if penalises else "repetition"
-        if self._tokens == self._row.max_tokens:
+        if self.tokens == self._row.max_tokens:
             end = "length"
         fresh = self._drain_detokenizer() if end else self._detokenizer.last_segment
         text, stopped = self._release(fresh, final=end is not None)
-        end = "stop" if stopped else end
-        return Piece(text, end, penalises=penalises and end is None)
+        self.ended = "stop" if stopped else end
+        return Piece(text, self.ended, penalises=penalises and self.ended is None)
 
     def _penalise(self) -> bool:
         """Whether a text that repeats itself goes on, which it does once."""
@@ -223,6 +229,7 @@ class RowText:
         if penalty is None or self._row.repetition is None:
             return False
         self.penalty, self._repetition = penalty, Repetition(self._row.repetition)
+        self.unpenalised = self.tokens
         return True
 
     @property

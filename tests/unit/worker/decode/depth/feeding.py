@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.policies import DepthPolicy
-from omlx_worker.engine.rows.row import Emission, Source
+from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.row import Source
 
 
 def outcome(row_id: str, drafted: int, accepted: int, source: Source = "model") -> Emission:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omlx_worker.decode.depth.acceptance import Acceptance, RowView
-from omlx_worker.engine.rows.row import Emission
+from omlx_worker.engine.rows.emission import Emission
 from tests.unit.worker.decode.depth.feeding import outcome, rows
 
 OWN, MOST = 3, 8

@@ -17,7 +17,7 @@ from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.loading.loader import decoder_of, load_draft_model, load_engine
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.interface import ModelError
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.checkpoints import write_assistant, write_family, write_llama
 from tests.helpers.decoding import Loaded, drafted, row, run
 from tests.helpers.families import SLIDING

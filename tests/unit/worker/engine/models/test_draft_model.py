@@ -22,9 +22,9 @@ from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.footprint import Footprint
 from omlx_worker.engine.rows.interface import ModelError
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.checkpoints import LLAMA, write_family, write_llama
-from tests.helpers.decoding import GREEDY, Loaded, row, run
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
 
 pytestmark = pytest.mark.usefixtures("small_buckets")
 
@@ -71,7 +71,7 @@ class Counter:
         def step() -> list[Any]:
             self._steps += 1
             depth = None if depths is None else depths[self._steps % len(depths)]
-            steps = inner(None if depth is None else dict.fromkeys(decoder.rows, depth))
+            steps = inner(depth)
             self.drafted += sum(step.drafted for step in steps)
             self.accepted += sum(step.accepted for step in steps)
             return steps
@@ -146,9 +146,8 @@ def test_a_suspended_row_takes_what_the_draft_model_has_read_with_it(target: nn.
     decoder = with_drafts(target, target, 2)
     counter = Counter(decoder)
     wanted = run(RaggedDecoder(as_ragged(target)), [row("x", prompt(30), 60)])["x"]
-    for name in ("x", "y"):
-        decoder.add(row(name, prompt(30 if name == "x" else 12), 90))
-        decoder.prefill({name: 100})
+    suspended = enter(decoder, row("x", prompt(30), 90))
+    enter(decoder, row("y", prompt(12), 90))
     got: list[int] = []
 
     def decode(steps: int) -> None:
@@ -157,9 +156,9 @@ def test_a_suspended_row_takes_what_the_draft_model_has_read_with_it(target: nn.
                 got.extend(s.token for s in step.tokens if step.row_id == "x")
 
     decode(8)
-    assert decoder.suspend("x")
+    decoder.suspend(suspended)
     decode(8)
-    decoder.resume("x")
+    decoder.resume(suspended)
     decode(14)
 
     assert got[:60] == wanted

@@ -25,8 +25,8 @@ from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged import lookups
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import LEAD
-from omlx_worker.engine.rows.row import Sampling
-from tests.helpers.decoding import row, run
+from omlx_worker.engine.rows.request import Sampling
+from tests.helpers.decoding import enter, row, run
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 
 pytestmark = pytest.mark.usefixtures("small_buckets")
@@ -143,20 +143,18 @@ def test_rows_stay_exact_when_tails_fold_and_rows_are_suspended(family: str) -> 
     wanted = {name: greedy(model, start, tokens) for name, start in given.items()}
     decoder = RaggedDecoder(RaggedModel(model, Kernels()), lookup=3)
     steps: dict[str, list[int]] = {name: [] for name in given}
-    for name, start in given.items():
-        decoder.add(row(name, start, tokens))
-        decoder.prefill({name: 1000})
+    entered = {name: enter(decoder, row(name, start, tokens)) for name, start in given.items()}
 
     def decode(count: int) -> None:
         # Of either number of drafts some, so that both are in windows of either width.
         for step in range(count):
-            for outcome in decoder.step(dict.fromkeys(given, step // 7 % 2 * 3)):
+            for outcome in decoder.step(step // 7 % 2 * 3):
                 steps[outcome.row_id] += [sampled.token for sampled in outcome.tokens]
 
     decode(40)
-    decoder.suspend("b")
+    decoder.suspend(entered["b"])
     decode(TAIL)
-    decoder.resume("b")
+    decoder.resume(entered["b"])
     decode(TAIL + 40)
 
     assert {name: got[:tokens] for name, got in steps.items()} == wanted

@@ -13,8 +13,9 @@ from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.layout import MIN_CAPACITY, Layout
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.batch import SHRINK_AFTER
-from omlx_worker.engine.rows.row import Sampling
-from tests.helpers.decoding import Loaded, row, run, small_classes
+from omlx_worker.engine.rows.request import Sampling
+from omlx_worker.engine.rows.row import Row
+from tests.helpers.decoding import Loaded, enter, named, row, run, small_classes
 
 
 def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
@@ -177,9 +178,7 @@ def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(
 ) -> None:
     decoder = qwen.decoder()
     for i, prompt in enumerate(prompts(3, seed=4)):
-        decoder.add(row(str(i), prompt, 100))
-        while decoder.prefill({str(i): 64})[str(i)]:
-            pass
+        enter(decoder, row(str(i), prompt, 100))
     decoder.step()
     waits = []
     monkeypatch.setattr(mx, "eval", lambda *_: waits.append("eval"))
@@ -194,8 +193,7 @@ def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(
 
 def test_the_steps_after_a_batch_has_all_its_tokens_are_not_run(qwen: Loaded) -> None:
     decoder = qwen.decoder()
-    decoder.add(row("a", [1, 2, 3], 5))
-    decoder.prefill({"a": 8})
+    enter(decoder, row("a", [1, 2, 3], 5))
 
     sampled = [decoder.step() for _ in range(8)]
 
@@ -205,11 +203,10 @@ def test_the_steps_after_a_batch_has_all_its_tokens_are_not_run(qwen: Loaded) ->
 
 def test_a_row_whose_joining_failed_leaves_its_slot_when_it_is_removed(qwen: Loaded) -> None:
     decoder = qwen.decoder()
-    decoder.add(row("a", [1, 2, 3], 4))
     broken = patch.object(AttentionCache, "write", side_effect=RuntimeError("no memory"))
     with broken, pytest.raises(RuntimeError):
-        decoder.prefill({"a": 8})
-    decoder.remove("a")
+        enter(decoder, row("a", [1, 2, 3], 4))
+    decoder.leave(named(decoder, "a"))
     assert decoder.slots == 0
 
 
@@ -217,16 +214,15 @@ def test_a_row_that_is_removed_while_it_is_read_or_suspended_gives_its_pages_bac
     qwen: Loaded,
 ) -> None:
     decoder = qwen.decoder()
-    for name in ("stays", "suspended"):
-        decoder.add(row(name, [1] * 9, 50))
-        decoder.prefill({name: 16})
-    decoder.add(row("read", [2] * 40, 50))
-    decoder.prefill({"read": 16})
+    _, suspended = (enter(decoder, row(name, [1] * 9, 50)) for name in ("stays", "suspended"))
+    read = Row(row("read", [2] * 40, 50))
+    decoder.add(read)
+    decoder.read({read: 16})
     decoder.step()
-    decoder.suspend("suspended")
+    decoder.suspend(suspended)
     assert decoder.pages.used == 3
 
-    decoder.remove("suspended")
-    decoder.remove("read")
+    decoder.leave(suspended)
+    decoder.leave(read)
 
     assert decoder.pages.used == 1

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.step import State, fit
-from omlx_worker.engine.rows.row import Row, Sampling
-from tests.helpers.decoding import GREEDY, Loaded, row, run
+from omlx_worker.engine.ragged.state import State
+from omlx_worker.engine.ragged.step import fit
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
 
 DEEPEST = 3
 COMMITS = 1 + DEEPEST
@@ -65,17 +65,15 @@ def test_whatever_may_be_replayed_is_kept_in_one_of_two_widths(kept: int, asked:
 
 def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> None:
     decoder = qwen.decoder(DEEPEST)
-    decoder.add(row("a", [1, 2, 3], 1000))
-    while decoder.prefill({"a": 16})["a"]:
-        pass
-    decoder.step({"a": 0})
+    enter(decoder, row("a", [1, 2, 3], 1000))
+    decoder.step(0)
     met = []
 
     for _ in range(2):
         for pair in itertools.permutations(range(DEEPEST + 1), 2):
             for depth in pair:
                 for _ in range(2):
-                    decoder.step({"a": depth})
+                    decoder.step(depth)
         met.append(decoder._halves.traces)
 
     assert decoder.layout.capacity == 256, "a larger body is another shape"
@@ -98,17 +96,19 @@ def test_texts_are_the_same_whatever_depth_each_row_has_in_each_step(
     demo: Loaded, heldout_prompts: list[str], sampling: Sampling, seed: int
 ) -> None:
     prompts = [demo.tokenizer.encode(prompt)[:40] for prompt in heldout_prompts[:4]]
-    rows = [Row(str(n), prompt, 40, sampling) for n, prompt in enumerate(prompts)]
+    rows = [
+        RowRequest(str(n), prompt, 40, sampling, depth=depth)
+        for n, (prompt, depth) in enumerate(zip(prompts, (None, 1, 2, 0), strict=True))
+    ]
     wanted = run(demo.decoder(), rows)
     rng, decoder = random.Random(seed), demo.decoder(DEEPEST)
     step, depth, judged = decoder.step, 0, set[int]()
 
-    def changing(_: Mapping[str, int] | None = None) -> Any:
+    def changing(_: int | None = None) -> Any:
         nonlocal depth
         if rng.random() < 0.5:
             depth = rng.randrange(DEEPEST + 1)
-        own = {r.row_id: rng.choice([depth, rng.randrange(DEEPEST + 1)]) for r in rows}
-        landed = step({name: min(depth, most) for name, most in own.items()})
+        landed = step(depth)
         judged.update(outcome.drafted for outcome in landed)
         return landed
 

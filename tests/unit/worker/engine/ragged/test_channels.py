@@ -11,7 +11,8 @@ import pytest
 from omlx_producer.wire import GenerationRequest, ModelInfo
 from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.rows.prompts import Prompter
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.rows.text import RowText
 from tests.helpers.checkpoints import write_llama
 from tests.helpers.constrained import grammars, play
@@ -30,7 +31,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return Loaded.at(path)
 
 
-def rows_of(loaded: Loaded, seeds: Sequence[int], **fields: Any) -> list[Row]:
+def rows_of(loaded: Loaded, seeds: Sequence[int], **fields: Any) -> list[RowRequest]:
     info = ModelInfo(model="m", context_length=1024, longest_token=12)
     prompter = Prompter(loaded.tokenizer, info, 264, Sampling(), grammars=grammars(loaded))
     messages = [{"role": "user", "content": "Which code?"}]
@@ -49,9 +50,9 @@ def rows_of(loaded: Loaded, seeds: Sequence[int], **fields: Any) -> list[Row]:
     ]
 
 
-def message(loaded: Loaded, row: Row, tokens: Sequence[int]) -> tuple[dict[str, Any], int]:
+def message(loaded: Loaded, row: RowRequest, tokens: Sequence[int]) -> tuple[dict[str, Any], int]:
     """The message of a row with these tokens, and how many of them are thinking."""
-    text = RowText(replace(row, generated=()), loaded.tokenizer)
+    text = RowText(row, loaded.tokenizer)
     said = "".join(text.feed(token).text for token in tokens)
     marks = [mark.offset for mark in text.marks]
     return message_of(said, row.reply, row.row_id, marks=marks), text.reasoning_tokens
@@ -74,25 +75,21 @@ def test_a_constraint_holds_for_the_answer_after_thinking(loaded: Loaded, lookup
 def test_a_row_goes_on_the_same_after_each_of_its_tokens(loaded: Loaded) -> None:
     [row] = rows_of(loaded, [3], **CODE)
     whole = play(loaded.decoder(0, 4), [row], loaded=loaded)[row.row_id]
-    parts = [
-        replace(row, row_id=str(count), generated=whole.tokens[:count])
-        for count in range(1, len(whole.tokens) - 1)
-    ]
-    for part in parts:
+    for count in range(1, len(whole.tokens) - 1):
+        part = Row(row, generated=whole.tokens[:count])
         again = play(loaded.decoder(0, 4), [part], loaded=loaded)[part.row_id]
-        assert (again.tokens, again.text) == (whole.tokens, whole.text), part.row_id
+        assert (again.tokens, again.text) == (whole.tokens, whole.text), count
 
 
 def test_thinking_that_is_closed_by_its_budget_is_followed_by_an_answer(loaded: Loaded) -> None:
     begun = loaded.tokenizer.encode("<|channel|>analysis<|message|>", add_special_tokens=False)
     rows = [
-        replace(row, generated=tuple(begun))
-        for row in rows_of(loaded, range(8), max_completion_tokens=120)
+        Row(row, generated=begun) for row in rows_of(loaded, range(8), max_completion_tokens=120)
     ]
     ended = play(loaded.decoder(0, 0), rows, loaded=loaded)
     header = "<|end|><|start|>assistant<|channel|>final<|message|>"
     for row in rows:
-        told, thinking = message(loaded, row, ended[row.row_id].tokens)
+        told, thinking = message(loaded, row.request, ended[row.row_id].tokens)
         assert BUDGET <= thinking <= BUDGET + 3
         assert header in ended[row.row_id].text
         assert "final<|message|>" not in told["content"]

@@ -18,7 +18,7 @@ from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.rows.decision import branches, probabilities
 from omlx_worker.engine.rows.prompts import Prompter
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from tests.helpers.constrained import grammars
 from tests.helpers.decoding import GREEDY, Loaded
 from tests.helpers.families import tiny
@@ -30,14 +30,16 @@ TREE = {"x": [9], "xy": [9, 30], "xyz": [9, 30, 41], "xz": [9, 41, 12, 13], "z":
 FLAT = {"yes": [100], "no": [101], "perhaps": [102]}
 
 
-def decision(name: str, prompt: Sequence[int], spelled: Mapping[str, Sequence[int]]) -> list[Row]:
+def decision(
+    name: str, prompt: Sequence[int], spelled: Mapping[str, Sequence[int]]
+) -> list[RowRequest]:
     return [
-        Row(f"{name}:{at}", [*prompt, *way], 0, GREEDY, prompt_logprobs=0, targets=targets)
+        RowRequest(f"{name}:{at}", [*prompt, *way], 0, GREEDY, prompt_logprobs=0, targets=targets)
         for at, (way, targets) in enumerate(branches(spelled, ENDS, len(prompt)))
     ]
 
 
-def told(scoring: Scoring, rows: Sequence[Row], choices: Sequence[str]) -> dict[str, float]:
+def told(scoring: Scoring, rows: Sequence[RowRequest], choices: Sequence[str]) -> dict[str, float]:
     logprobs = [[each.logprob for each in scoring.scores.pop(row.row_id)] for row in rows]
     targets = [row.targets for row in rows]
     return probabilities(choices, zip(targets, logprobs, strict=True))
@@ -60,7 +62,7 @@ def wanted(
     return pytest.approx({text: each / total for text, each in weights.items()}, abs=CLOSE)
 
 
-def counted(rows: Sequence[Row], network: nn.Module, **bounds: int) -> tuple[int, list[int]]:
+def counted(rows: Sequence[RowRequest], network: nn.Module, **bounds: int) -> tuple[int, list[int]]:
     """How many tokens rows read in a loop of their own, and the width of each window."""
     scoring, widths, read = Scoring(network), list[int](), reading._read
 
@@ -86,7 +88,7 @@ def test_in_every_family_whatever_is_read_beside_it(family: str) -> None:
     asked = [(at, spelled) for at in range(len(prompts)) for spelled in (TREE, FLAT)]
     rows = [decision(str(n), prompts[at], spelled) for n, (at, spelled) in enumerate(asked)]
 
-    scoring.run(*(row for each in rows for row in each), Row("other", prompts[2], 4, GREEDY))
+    scoring.run(*(row for each in rows for row in each), RowRequest("other", prompts[2], 4, GREEDY))
 
     for each, (at, spelled) in zip(rows, asked, strict=True):
         shares = told(scoring, each, list(spelled))
@@ -114,7 +116,7 @@ def test_only_the_windows_that_score_are_narrow(qwen: Loaded) -> None:
 def test_a_kept_beginning_is_not_read_again_but_for_its_last_token() -> None:
     network, prompt = tiny("llama"), prompt_of(200)
     scoring = Scoring(network)
-    scoring.run(*(Row(name, [*prompt, 9], 4, GREEDY) for name in ("one", "another")))
+    scoring.run(*(RowRequest(name, [*prompt, 9], 4, GREEDY) for name in ("one", "another")))
     before, rows = scoring.counters.prompt_tokens, decision("late", prompt, FLAT)
 
     scoring.run(*rows)

@@ -15,9 +15,10 @@ import pytest
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from scripts.bench.mixed_lengths import join_made_up
-from tests.helpers.decoding import GREEDY, Loaded, row, run
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
 from tests.helpers.families import tiny
 
 LONG = 9_300
@@ -31,7 +32,7 @@ def long_batch(network: nn.Module, depth: int = 0) -> RaggedDecoder:
     rng = random.Random(1)
     for index in range(ROWS):
         prompt = [rng.randrange(256) for _ in range(LONG + 1)]
-        join_made_up(batch, model, Row(str(index), prompt, 10_000, GREEDY))
+        join_made_up(batch, model, Row(RowRequest(str(index), prompt, 10_000, GREEDY)))
     return batch
 
 
@@ -66,14 +67,15 @@ def test_no_step_copies_the_bodies_while_the_one_before_is_in_flight() -> None:
 
 def test_reading_a_prompt_writes_to_the_pages_in_place(qwen: Loaded) -> None:
     batch = long_batch(qwen.network)
-    batch.add(row("new", list(range(1, 90)), 10))
-    batch.prefill({"new": 8})
+    new = Row(row("new", list(range(1, 90)), 10))
+    batch.add(new)
+    batch.read({new: 8})
     for _ in range(2):
         batch.step()
     before = addresses(batch)
 
     batch.step()
-    batch.prefill({"new": 64})
+    batch.read({new: 64})
 
     assert addresses(batch) == before
 
@@ -82,8 +84,7 @@ def test_reading_a_prompt_writes_to_the_pages_in_place(qwen: Loaded) -> None:
 def test_folding_tails_writes_the_bodies_in_place(qwen: Loaded, depth: int) -> None:
     batch = qwen.decoder(depth)
     for name in ("a", "b"):
-        batch.add(row(name, list(range(1, 40)), 500))
-        batch.prefill({name: 64})
+        enter(batch, row(name, list(range(1, 40)), 500))
     batch.step()
     before, drains = addresses(batch), batch.drains
 
@@ -98,8 +99,7 @@ def test_a_step_evaluates_once_and_reads_once(
 ) -> None:
     decoder = qwen.decoder(depth=2)
     for index in range(3):
-        decoder.add(row(str(index), [1 + index, 2, 3], 500, Sampling(0.7, seed=index)))
-        decoder.prefill({str(index): 8})
+        enter(decoder, row(str(index), [1 + index, 2, 3], 500, Sampling(0.7, seed=index)))
     for _ in range(3):
         decoder.step()
     calls: list[str] = []
@@ -142,7 +142,9 @@ def test_rows_that_join_leave_and_draft_within_a_bucket_compile_nothing_new(
     decoder = qwen.decoder(depth=2)
     rng = random.Random(4)
     rows = [
-        Row(str(i), [rng.randrange(256) for _ in range(5 + i)], 12 + i % 5, GREEDY, depth=i % 3)
+        RowRequest(
+            str(i), [rng.randrange(256) for _ in range(5 + i)], 12 + i % 5, GREEDY, depth=i % 3
+        )
         for i in range(24)
     ]
     keeper = row("keeper", [9, 9], 400)
@@ -171,7 +173,7 @@ def test_no_step_adds_up_nothing(qwen: Loaded, depth: int, monkeypatch: pytest.M
     for name in ("cumsum", "cumprod"):
         monkeypatch.setattr(mx, name, noting(getattr(mx, name)))
     sampling = Sampling(temperature=0.8, filters={"top_p": 0.9}, repetition_penalty=1.2)
-    rows = [Row("a", [1, 2, 3], 8, sampling), Row("b", [4, 5], 8, GREEDY)]
+    rows = [RowRequest("a", [1, 2, 3], 8, sampling), RowRequest("b", [4, 5], 8, GREEDY)]
 
     run(RaggedDecoder(as_ragged(qwen.network, drafts=depth > 0), depth), rows)
 
@@ -185,8 +187,7 @@ def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
 ) -> None:
     def kept(sampling: Sampling) -> set[str]:
         decoder = qwen.decoder(depth=2)
-        decoder.add(row("a", [1, 2, 3], 50, sampling))
-        decoder.prefill({"a": 8})
+        enter(decoder, row("a", [1, 2, 3], 50, sampling))
         for _ in range(4):
             decoder.step()
         state = decoder.state

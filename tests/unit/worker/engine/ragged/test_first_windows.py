@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omlx_worker.engine.ragged.first_windows import MOST, shape_for, shapes
+from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import Loaded, row
 
 
@@ -39,15 +40,15 @@ def test_padded_prompts_continue_as_alone_and_a_shape_is_traced_once(
     prompts = {str(n): [(7 * n + 3 * at) % 250 for at in range(n)] for n in counts}
     wanted = {name: qwen.greedy(prompt, 6) for name, prompt in prompts.items()}
     for _ in range(2):
-        rows = [row(name, prompt, 6) for name, prompt in prompts.items()]
+        rows = [Row(row(name, prompt, 6)) for name, prompt in prompts.items()]
         for each in rows:
             decoder.add(each)
-        decoder.prefill(dict.fromkeys(prompts, 512))
+        decoder.read(dict.fromkeys(rows, 512))
         assert decoder._halves.first_windows.traces == 1
         tokens: dict[str, list[int]] = {name: [] for name in prompts}
         while any(len(each) < 6 for each in tokens.values()):
             for step in decoder.step():
                 tokens[step.row_id] += [sampled.token for sampled in step.tokens]
         assert {name: each[:6] for name, each in tokens.items()} == wanted
-        for name in prompts:
-            decoder.remove(name)
+        for each in rows:
+            decoder.leave(each)

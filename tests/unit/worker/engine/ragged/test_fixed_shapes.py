@@ -20,7 +20,6 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import BULK, HIGH, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.contest import Contest
@@ -32,9 +31,10 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.interface import FIXED_CHUNK
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import BULK, HIGH, Row
 from tests.helpers.checkpoints import write_qwen
-from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.decoding import GREEDY, Loaded, enter
 from tests.helpers.families import tiny
 
 PLENTY = 1 << 30
@@ -102,7 +102,7 @@ class Worker:
 
     def run(
         self,
-        rows: Sequence[DecodeRow],
+        rows: Sequence[Row],
         arrivals: Mapping[str, int] | None = None,
         acts: int = 1 << 30,
     ) -> Texts:
@@ -126,18 +126,18 @@ class Worker:
         return texts
 
 
-def rows_of(count: int, tokens: int = TOKENS) -> list[DecodeRow]:
+def rows_of(count: int, tokens: int = TOKENS) -> list[Row]:
     """Rows with prompts of many lengths, every third of which begins alike."""
     chance, rows = random.Random(3), []
     beginning = [chance.randrange(250) for _ in range(300)]
     for n in range(count):
         own = [chance.randrange(250) for _ in range((1, 9, 150, 40)[n % 4])]
         prompt = (beginning if n % 3 == 0 else []) + own
-        rows.append(DecodeRow(Row(f"{n}", prompt, tokens + n, KINDS[n % len(KINDS)]), BULK))
+        rows.append(Row(RowRequest(f"{n}", prompt, tokens + n, KINDS[n % len(KINDS)]), BULK))
     return rows
 
 
-def alone(network: nn.Module, rows: Sequence[DecodeRow], *given: int, **options: Any) -> Texts:
+def alone(network: nn.Module, rows: Sequence[Row], *given: int, **options: Any) -> Texts:
     """What each row says in a worker of its own."""
     texts: Texts = {}
     for row in rows:
@@ -153,9 +153,9 @@ def in_half(network: nn.Module, dtype: mx.Dtype = mx.bfloat16, bits: int = 0) ->
     return network
 
 
-def killed(rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+def killed(rows: Sequence[Row]) -> list[Row]:
     """What another worker gets of rows whose worker was killed, in another order."""
-    return [DecodeRow(row.request, row.level, list(row.tokens)) for row in reversed(rows)]
+    return [Row(row.request, row.level, row.text_tokens()) for row in reversed(rows)]
 
 
 def joined(first: Texts, rest: Texts) -> Texts:
@@ -185,11 +185,11 @@ def test_a_row_that_goes_on_with_a_penalty_is_the_same_after_a_kill() -> None:
     network = two_layers()
     loops = RepetitionDetection(max_pattern_size=1, min_count=6, repetition_penalty=1.2)
     [row] = rows_of(1, 30)
-    looping = DecodeRow(replace(row.request, repetition=loops), BULK)
+    looping = Row(replace(row.request, repetition=loops), BULK)
     wanted = Worker(network).run([looping])["0"]
 
     for acts, told in ((8, 4), (20, 12)):
-        row = DecodeRow(looping.request, BULK)
+        row = Row(looping.request, BULK)
         said = Worker(network).run([row], acts=acts)["0"]
         assert len(said) == told
         assert said + Worker(network).run(killed([row]))["0"] == wanted
@@ -270,18 +270,17 @@ def test_a_row_that_does_not_repeat_its_text_goes_on_from_it(
     [row] = rows_of(1, 20)
     told = [3, 1, 4]
 
-    rest = Worker(network).run([DecodeRow(row.request, BULK, list(told))])["0"]
+    rest = Worker(network).run([Row(row.request, BULK, list(told))])["0"]
 
     assert "row 0 does not repeat its text here" in caplog.text
     longer = replace(row.request, prompt=[*row.request.prompt, *told], max_tokens=17)
-    wanted = Worker(network).run([DecodeRow(longer, BULK)])["0"]
+    wanted = Worker(network).run([Row(longer, BULK)])["0"]
     assert [token for token, _ in rest] == [token for token, _ in wanted]
 
 
 def test_one_row_among_many_fixed_slots_never_waits_for_the_step_in_flight() -> None:
     decoder = RaggedDecoder(as_ragged(tiny("llama"), checks=False), fixed=8)
-    decoder.add(Row("a", [5] * 20, 60, GREEDY))
-    decoder.prefill({"a": 20})
+    enter(decoder, RowRequest("a", [5] * 20, 60, GREEDY))
     drains = decoder.drains
 
     for _ in range(40):

@@ -21,10 +21,11 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import footprint as memory
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from scripts.bench.mixed_lengths import join_made_up
 from tests.helpers.checkpoints import write_qwen
-from tests.helpers.decoding import GREEDY, Loaded, row, run
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
 from tests.helpers.families import tiny
 
 SAMPLINGS = {
@@ -81,7 +82,7 @@ def joined(
     sampling: Sampling = GREEDY,
 ) -> None:
     """Let a row in as if its prompt had been read, its caches' contents made up."""
-    join_made_up(batch, model, Row(name, [1] * (length + 1), tokens, sampling))
+    join_made_up(batch, model, Row(RowRequest(name, [1] * (length + 1), tokens, sampling)))
 
 
 @pytest.mark.slow
@@ -115,16 +116,22 @@ def test_rows_take_what_was_projected_and_not_much_less(
     assert taken <= projected <= 1.22 * taken
 
 
+def read_most(decoder: RaggedDecoder, request: RowRequest, chunk: int) -> None:
+    """Read a prompt in chunks, but for the last one."""
+    read = Row(request)
+    decoder.add(read)
+    while read.left > chunk:
+        decoder.read({read: chunk})
+
+
 @pytest.mark.slow
 def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded) -> None:
     decoder = attentive.decoder(depth=2)
     before = settled()
     long = row("x", [1] * 3000, 50)
-    read = decoder.bytes_for([(long.length, long.longest)])
+    read = decoder.bytes_for([(3000, long.longest)])
 
-    decoder.add(long)
-    while decoder.prefill({"x": 300})["x"] > 300:
-        pass
+    read_most(decoder, long, 300)
 
     taken = settled() - before
     assert taken <= read <= 2 * taken
@@ -138,11 +145,9 @@ def test_a_sliding_window_takes_a_ring_and_a_chunk_of_a_prompt(
     decoder = RaggedDecoder(as_ragged(tiny("gemma3_text")))
     before = settled()
     long = row("x", [1] * 2500, 50)
-    alone, read = (decoder.bytes_for([(n, long.longest)]) for n in (0, long.length))
+    alone, read = (decoder.bytes_for([(n, long.longest)]) for n in (0, 2500))
 
-    decoder.add(long)
-    while decoder.prefill({"x": chunk})["x"] > chunk:
-        pass
+    read_most(decoder, long, chunk)
 
     taken = settled() - before
     assert taken <= read
@@ -160,13 +165,14 @@ def test_prompts_that_are_read_together_take_what_was_projected(
     before = settled()
     read = decoder.bytes_for([(length, length + 50)] * len(names))
 
-    for name in names:
-        decoder.add(row(name, [1] * length, 50))
-    for name in names:
-        decoder.prefill({name: length - 20})
+    rows = [Row(row(name, [1] * length, 50)) for name in names]
+    for each in rows:
+        decoder.add(each)
+    for each in rows:
+        decoder.read({each: length - 20})
     mx.reset_peak_memory()
     # A short chunk has small results: what is taken in passing is the rows' first meeting.
-    decoder.prefill(dict.fromkeys(names, 8))
+    decoder.read(dict.fromkeys(rows, 8))
 
     taken = mx.get_peak_memory() - before
     assert taken <= read <= 2.5 * taken
@@ -210,7 +216,7 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     batch = RaggedDecoder(model, depth)
     before = settled()
     mx.reset_peak_memory()
-    projected = batch.bytes_for([Row("", [1] * 3, 50, sampling).size(0)] * 8)
+    projected = batch.bytes_for([RowRequest("", [1] * 3, 50, sampling).size(0)] * 8)
 
     for index in range(8):
         joined(batch, model, str(index), 2, 50, sampling)
@@ -262,9 +268,7 @@ def test_a_job_that_runs_alone_is_not_refused_for_what_runs_now(qwen_path: Path)
     alone = engine.bytes_for([job])
     budget = MemoryBudget(engine.weight_bytes + alone, engine.weight_bytes, engine.bytes_for)
     for index in range(8):
-        engine.add(row(str(index), [1] * 300, 600))
-        while engine.prefill({str(index): 512})[str(index)]:
-            pass
+        enter(engine, row(str(index), [1] * 300, 600))
 
     assert not budget.fits([job]), "the batch is too small to matter"
     assert budget.objection([job]) is None
@@ -328,9 +332,7 @@ def test_drafts_accepted_beyond_a_rows_end_are_foreseen() -> None:
     decoder = RaggedDecoder(model, 8)
     foreseen = decoder.bytes_for([(0, longest)], alone=True)
     prompt = [7 * place % 251 for place in range(longest - wanted)]
-    decoder.add(Row("a", prompt, wanted, GREEDY))
-    while decoder.prefill({"a": longest})["a"]:
-        pass
+    enter(decoder, RowRequest("a", prompt, wanted, GREEDY))
 
     held, tokens = 0, 0
     while tokens < wanted:

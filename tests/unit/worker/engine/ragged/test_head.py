@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.cache_driver import Driver
-from tests.helpers.decoding import Loaded, drafted, row
+from tests.helpers.decoding import Loaded, drafted, enter, row
 
 
 @pytest.mark.slow
@@ -52,9 +52,9 @@ def test_the_first_drafts_after_plain_steps_are_those_of_a_batch_that_always_dra
             drafts = always.state["drafts"]
             always.state["drafts"] = mx.full(drafts.shape, 256, mx.int32)
         always.step()
-        seldom.step({"x": 0})
+        seldom.step(0)
     always.step()
-    seldom.step({"x": 2})
+    seldom.step(2)
 
     wanted, got = (decoder.state["drafts"] for decoder in (always, seldom))
     assert got.tolist() == wanted.tolist()
@@ -94,9 +94,9 @@ def test_a_step_without_drafts_computes_only_the_heads_keys_and_values(
 
     for decoder in (plain, may_draft):
         for _ in range(3):
-            decoder.step({"x": 0})
+            decoder.step(0)
         monkeypatch.setattr(mx, "async_eval", watched)
-        decoder.step({"x": 0})
+        decoder.step(0)
         monkeypatch.setattr(mx, "async_eval", submit)
 
     without, beside = (Counter(re.findall(r'\[label ="([^"]+)"', graph)) for graph in graphs)
@@ -107,8 +107,7 @@ def test_a_step_without_drafts_computes_only_the_heads_keys_and_values(
 
 def joined(loaded: Loaded, prompt: list[int], depth: int) -> RaggedDecoder:
     decoder = loaded.decoder(depth)
-    decoder.add(row("x", prompt, 400))
-    decoder.prefill({"x": len(prompt)})
+    enter(decoder, row("x", prompt, 400))
     return decoder
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.ragged import batch, speculation, step
+from omlx_worker.engine.ragged import speculation, step
+from omlx_worker.engine.ragged import state as states
 from omlx_worker.engine.ragged.sampling import Distribution, Plan, distribution, params
-from omlx_worker.engine.ragged.step import State
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.ragged.state import State
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.decoding import Loaded, row, run
 from tests.helpers.table_law import whole_step
 from tests.helpers.table_model import VOCABULARY, TableModel
@@ -158,7 +159,7 @@ def test_the_history_of_a_joining_row_holds_its_whole_prompt(qwen: Loaded) -> No
 def test_a_history_without_the_prompts_last_token_would_be_noticed(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = batch.counts_of
-    monkeypatch.setattr(batch, "counts_of", lambda tokens, size: counts(tokens[:-1], size))
+    counts = states.counts_of
+    monkeypatch.setattr(states, "counts_of", lambda tokens, size: counts(tokens[:-1], size))
 
     assert penalised_run(qwen) != plainly(qwen)

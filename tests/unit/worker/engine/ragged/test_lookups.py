@@ -25,8 +25,9 @@ from omlx_worker.engine.ragged.lookups import (
     search,
 )
 from omlx_worker.engine.ragged.sampling import Plan, params
-from omlx_worker.engine.rows.row import SOURCES, Row, RowStep, Sampling, Source
-from tests.helpers.decoding import GREEDY, Loaded, row, run
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import SOURCES, RowStep, Source
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
 from tests.helpers.table_law import whole_step
 from tests.helpers.table_model import TableModel
 
@@ -49,14 +50,14 @@ class Counting(RaggedDecoder):
         super().__init__(*args)  # type: ignore[arg-type]
         self.accepted: Counter[Source] = Counter()
 
-    def step(self, depths: object = None) -> list[RowStep]:
-        steps = super().step(depths)  # type: ignore[arg-type]
+    def step(self, depth: int | None = None) -> list[RowStep]:
+        steps = super().step(depth)
         for outcome in steps:
             self.accepted[outcome.source] += outcome.accepted
         return steps
 
 
-def rows(sampling: Sampling) -> list[Row]:
+def rows(sampling: Sampling) -> list[RowRequest]:
     return [row(name, prompt, TOKENS, sampling) for name, prompt in PROMPTS.items()]
 
 
@@ -112,9 +113,7 @@ def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(demo: Loaded) -> No
     wanted = demo.greedy(prompt, TOKENS)
     for limit in (6, MAX_DRAFT_DEPTH):
         decoder = demo.decoder(0, 8)
-        decoder.add(replace(row("loop", prompt, TOKENS), depth=limit))
-        while decoder.prefill({"loop": 100})["loop"]:
-            pass
+        enter(decoder, replace(row("loop", prompt, TOKENS), depth=limit))
         tokens: list[int] = []
         drafted = 0
         while len(tokens) < TOKENS:
@@ -232,21 +231,18 @@ def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
             for outcome in decoder.step():
                 got[outcome.row_id] += [sampled.token for sampled in outcome.tokens]
 
-    for each in rows(SEEDED):
-        decoder.add(each)
-        while decoder.prefill({each.row_id: 100})[each.row_id]:
-            pass
+    entered = {each.row_id: enter(decoder, each) for each in rows(SEEDED)}
     decode(4)
-    decoder.suspend("loop")
+    decoder.suspend(entered["loop"])
     decode(5)
-    decoder.resume("loop")
-    decoder.suspend("words")
+    decoder.resume(entered["loop"])
+    decoder.suspend(entered["words"])
     decode(3)
-    decoder.resume("words")
+    decoder.resume(entered["words"])
     histories = decoder.state["history"]
     for name, tokens in got.items():
         known = [*PROMPTS[name], *tokens]
-        index = decoder.rows[name].slot
+        index = entered[name].slot
         assert histories[index, LEAD : LEAD + len(known)].tolist() == known
     decode(TOKENS)
 
@@ -255,11 +251,8 @@ def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
 
 def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     [whole] = [run(qwen.decoder(), [r])["loop"] for r in rows(SEEDED) if r.row_id == "loop"]
-    rest = replace(row("loop", PROMPTS["loop"], TOKENS, SEEDED), generated=tuple(whole[:17]))
     decoder = qwen.decoder(2, 8)
-    decoder.add(rest)
-    while decoder.prefill({"loop": 7})["loop"]:
-        pass
+    enter(decoder, row("loop", PROMPTS["loop"], TOKENS, SEEDED), whole[:17])
     got: list[int] = []
     while len(got) < TOKENS - 17:
         for outcome in decoder.step():
@@ -273,10 +266,8 @@ def test_steps_without_drafts_say_which_rows_have_a_match(demo: Loaded, own: int
     decoder = demo.decoder(own, 8)
     prompts = {"loop": demo.tokenizer.encode(LOOP), "short": [3]}
     for name, prompt in prompts.items():
-        decoder.add(row(name, prompt, TOKENS))
-    while any(decoder.prefill(dict.fromkeys(prompts, 100)).values()):
-        pass
-    outcomes = [outcome for _ in range(20) for outcome in decoder.step(dict.fromkeys(prompts, 0))]
+        enter(decoder, row(name, prompt, TOKENS))
+    outcomes = [outcome for _ in range(20) for outcome in decoder.step(0)]
     sources = {name: [o.source for o in outcomes if o.row_id == name] for name in prompts}
 
     assert all(outcome.drafted == 0 for outcome in outcomes)

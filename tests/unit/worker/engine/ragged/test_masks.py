@@ -14,7 +14,8 @@ from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.ragged import masks
 from omlx_worker.engine.ragged.masks import Matcher, Run
 from omlx_worker.engine.rows.constraints import Grammar, TooSlow
-from omlx_worker.engine.rows.row import Row, RowStep, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row, RowStep
 from tests.helpers.constrained import (
     ORDER,
     Ended,
@@ -24,7 +25,7 @@ from tests.helpers.constrained import (
     grammars,
     play,
 )
-from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.decoding import GREEDY, Loaded, enter
 from tests.helpers.schemas import faults, schema
 
 SCHEMAS = 201
@@ -33,7 +34,7 @@ PENALISED = replace(HOT, repetition_penalty=1.2, frequency_penalty=0.1)
 DEPTHS = {"alone": (1, 3), "together": (0, 2)}
 
 
-def alone(demo: Loaded, row: Row, depth: int) -> Ended:
+def alone(demo: Loaded, row: RowRequest | Row, depth: int) -> Ended:
     return play(demo.decoder(depth), [row])[row.row_id]
 
 
@@ -103,7 +104,7 @@ def test_a_suspended_row_and_one_resumed_from_its_tokens_end_with_the_same_text(
     paused = play(demo.decoder(depth), [row, free("f")], pause={"x": (4, 7)})
     assert paused["x"].text == wanted.text
     for length in (1, 9, len(wanted.tokens) - 2):
-        resumed = replace(row, generated=wanted.tokens[:length])
+        resumed = Row(row, generated=wanted.tokens[:length])
         assert alone(demo, resumed, depth).text == wanted.text
 
 
@@ -139,9 +140,7 @@ def test_log_probabilities_are_those_of_what_is_allowed(demo: Loaded) -> None:
     grammar = grammars().compile(Constraint("choice", '["yes", "no"]'))
     row = constrained("x", grammar, Sampling(temperature=0.0, top_logprobs=5))
     decoder = demo.decoder()
-    decoder.add(row)
-    while decoder.prefill({"x": 64})["x"]:
-        pass
+    enter(decoder, row)
     decoder.step()
     [first] = decoder.step()
 
@@ -271,13 +270,13 @@ def test_a_resumed_row_goes_on_where_its_grammar_was(demo: Loaded) -> None:
     row = constrained("x", grammar_of({"const": "aaaa"}))
     whole = alone(demo, row, 0)
 
-    resumed = replace(row, generated=whole.tokens[:2])
+    resumed = Row(row, generated=whole.tokens[:2])
 
     assert alone(demo, resumed, 0).tokens == whole.tokens
 
 
 def test_a_row_resumed_from_tokens_outside_its_grammar_is_cut(demo: Loaded) -> None:
-    row = replace(constrained("x"), generated=tuple(demo.tokenizer.encode("[1")))
+    row = Row(constrained("x"), generated=demo.tokenizer.encode("[1"))
 
     ended = alone(demo, row, 2)
 

@@ -12,7 +12,8 @@ import pytest
 from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from tests.helpers.decoding import row
+from tests.helpers.decoding import enter
+from tests.helpers.decoding import row as row_of
 from tests.helpers.families import tiny
 
 SPOILT = 7
@@ -38,12 +39,6 @@ def overflow(network: nn.Module) -> Iterator[None]:
     table[SPOILT] = whole
 
 
-def begin(decoder: RaggedDecoder, name: str, prompt: list[int], tokens: int) -> None:
-    decoder.add(row(name, prompt, tokens))
-    while decoder.prefill({name: 64})[name]:
-        pass
-
-
 def play(decoder: RaggedDecoder, name: str, tokens: int) -> list[int]:
     made = list[int]()
     while len(made) < tokens:
@@ -56,9 +51,9 @@ def play(decoder: RaggedDecoder, name: str, tokens: int) -> list[int]:
 def alone_in(network: nn.Module) -> tuple[RaggedDecoder, list[int]]:
     """A decoder without rows, and what `PROMPT` has there alone."""
     decoder = RaggedDecoder(as_ragged(network, drafts=False, checks=False))
-    begin(decoder, "alone", PROMPT, TOKENS)
+    row = enter(decoder, row_of("alone", PROMPT, TOKENS))
     alone = play(decoder, "alone", TOKENS)
-    decoder.remove("alone")
+    decoder.leave(row)
     return decoder, alone
 
 
@@ -69,15 +64,15 @@ def test_the_next_row_in_its_slot_has_the_text_that_it_has_alone(
     with unfused():
         decoder, alone = alone_in(network)
 
-        begin(decoder, "company", [1, 2, 3], 400)
+        enter(decoder, row_of("company", [1, 2, 3], 400))
         with overflow(network):
-            begin(decoder, "spoilt", [1, SPOILT, 3, 4, 1, 2, 3, 4, 5], 60)
+            spoilt = enter(decoder, row_of("spoilt", [1, SPOILT, 3, 4, 1, 2, 3, 4, 5], 60))
             if where == "while it decodes":
-                decoder.state["pending"][decoder.rows["spoilt"].slot] = SPOILT
+                decoder.state["pending"][spoilt.slot] = SPOILT
             for _ in range(6):
                 decoder.step()
-            decoder.remove("spoilt")
-        begin(decoder, "next", PROMPT, TOKENS)
+            decoder.leave(spoilt)
+        enter(decoder, row_of("next", PROMPT, TOKENS))
 
         assert play(decoder, "next", TOKENS) == alone
 
@@ -89,8 +84,8 @@ def test_the_rows_beside_it_have_the_text_that_they_have_alone(network: nn.Modul
         decoder, alone = alone_in(network)
 
         with overflow(network):
-            begin(decoder, "spoilt", [1, 2, 3, 4] * 50, 60)
-            begin(decoder, "beside", PROMPT, TOKENS)
-            decoder.state["pending"][decoder.rows["spoilt"].slot] = SPOILT
+            spoilt = enter(decoder, row_of("spoilt", [1, 2, 3, 4] * 50, 60))
+            enter(decoder, row_of("beside", PROMPT, TOKENS))
+            decoder.state["pending"][spoilt.slot] = SPOILT
 
             assert play(decoder, "beside", TOKENS) == alone

@@ -9,13 +9,15 @@ from functools import partial
 
 import pytest
 
-from omlx_worker.engine.caches.layout import Page, Pages
+from omlx_worker.engine.caches.layout import Pages
 from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
-from omlx_worker.engine.rows.row import Row, Sampled, Sampling
+from omlx_worker.engine.rows.page import Page
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row, Sampled
 from tests.helpers.decoding import Loaded
 
 DEPTH, MOST_ROWS, TOKENS = 2, 4, 16
@@ -56,7 +58,7 @@ class Walk:
         cached, accepted: tokens from the tree, and drafts.
     """
 
-    def __init__(self, loaded: Loaded, kinds: list[Row], chance: random.Random) -> None:
+    def __init__(self, loaded: Loaded, kinds: list[RowRequest], chance: random.Random) -> None:
         model = as_ragged(loaded.network, drafts=True, checks=False)
         specs = LayerSpecs.of(model)
         self.room = 8 * PAGE * specs.token_bytes
@@ -67,14 +69,13 @@ class Walk:
         self._chance, self._kinds = chance, kinds
         self._names = 0
         self._rows: dict[str, Row] = {}
-        self._reading: set[str] = set()
         self._paused: set[str] = set()
 
     def enter(self, row: Row) -> None:
         self._rows[row.row_id] = row
-        self._reading.add(row.row_id)
         self.texts.setdefault(row.row_id, [])
-        self.cached += self.decoder.add(row).cached
+        self.decoder.add(row)
+        self.cached += row.computed
 
     def add(self) -> None:
         if len(self._rows) < MOST_ROWS:
@@ -83,72 +84,75 @@ class Walk:
             if not self._chance.randrange(5):
                 new = replace(new, max_tokens=0, prompt_logprobs=0)
             self._names += 1
-            self.enter(new)
+            self.enter(Row(new))
 
     def prefill(self) -> None:
-        names = [name for name in sorted(self._reading) if self._chance.randrange(3)]
-        tokens = {name: self._chance.choice([5, 30, PAGE, 200]) for name in names}
-        keep = [name for name in names if self._chance.randrange(2)]
-        for name, left in (self.decoder.prefill(tokens, keep) if names else {}).items():
-            if not left:
-                self._reading.remove(name)
-                if not self._rows[name].max_tokens:
-                    del self._rows[name]
+        reading = [row for _, row in sorted(self._rows.items()) if not self._runs(row)]
+        rows = [row for row in reading if self._chance.randrange(3)]
+        tokens = {row: self._chance.choice([5, 30, PAGE, 200]) for row in rows}
+        for row, count in tokens.items():
+            if self._chance.randrange(2):
+                row.stops.add(row.computed + min(count, row.left))
+        self.decoder.read(tokens)
+        for row in rows:
+            if not (row.left or row.request.max_tokens):
+                del self._rows[row.row_id]
 
     def step(self) -> None:
         depth = self._chance.choice([0, DEPTH, DEPTH])
-        for step in self.decoder.step(dict.fromkeys(self.texts, depth)):
+        for step in self.decoder.step(depth):
             self.accepted += step.accepted
             self.texts[step.row_id] += step.tokens
         for name in sorted(self._rows):
             if len(self.texts[name]) >= TOKENS:
-                self.decoder.finish(name)
-                self._leave(name)
+                self.decoder.finish(self._leave(name))
 
     def suspend(self) -> None:
         if name := self._one_that_runs():
-            self.decoder.suspend(name)
+            self.decoder.suspend(self._rows[name])
             self._paused.add(name)
 
     def resume(self) -> None:
         if self._paused:
             name = min(self._paused)
             self._paused.remove(name)
-            self.decoder.resume(name)
+            self.decoder.resume(self._rows[name])
 
     def remove(self) -> None:
         if self._rows:
             name = self._chance.choice(sorted(self._rows))
-            self.decoder.remove(name)
-            self._leave(name)
+            self.decoder.leave(self._leave(name))
 
     def interrupt(self) -> None:
         if name := self._one_that_runs():
-            self.decoder.remove(name)
-            tokens = tuple(sampled.token for sampled in self.texts[name])
-            self.enter(replace(self._leave(name), generated=tokens))
+            row = self._leave(name)
+            self.decoder.leave(row)
+            tokens = [sampled.token for sampled in self.texts[name]]
+            self.enter(Row(row.request, generated=tokens))
 
     def evict(self) -> None:
         self.decoder.limit_prefixes(self._chance.choice([0, self.room // 2, self.room]))
 
     def end(self) -> None:
         for name in list(self._rows):
-            self.decoder.remove(name)
+            self.decoder.leave(self._leave(name))
         self.decoder.limit_prefixes(0)
 
     def _one_that_runs(self) -> str | None:
-        names = sorted(self._rows.keys() - self._reading - self._paused)
+        names = sorted(name for name, row in self._rows.items() if row.slot is not None)
         return self._chance.choice(names) if names else None
 
+    def _runs(self, row: Row) -> bool:
+        return row.slot is not None or row.row_id in self._paused
+
     def _leave(self, name: str) -> Row:
-        self._reading.discard(name)
         self._paused.discard(name)
         return self._rows.pop(name)
 
 
-def undisturbed(loaded: Loaded, row: Row) -> list[Sampled]:
+def undisturbed(loaded: Loaded, row: RowRequest) -> list[Sampled]:
     walk = Walk(loaded, [], random.Random(0))
-    walk.enter(row)
+    walk.enter(Row(row))
     while len(walk.texts[row.row_id]) < TOKENS:
         walk.prefill()
         walk.step()
@@ -159,7 +163,7 @@ def test_pages_are_counted_and_texts_stay_the_same_on_a_random_walk(qwen: Loaded
     chance = random.Random(1)
     beginning = [chance.randrange(256) for _ in range(PAGE)]
     kinds = [
-        Row(str(n), [*beginning[: 24 * n], n], TOKENS, sampling, goes_on=True)
+        RowRequest(str(n), [*beginning[: 24 * n], n], TOKENS, sampling, goes_on=True)
         for n, sampling in enumerate(SAMPLINGS, 1)
     ]
     wanted = {row.row_id: undisturbed(qwen, row) for row in kinds}

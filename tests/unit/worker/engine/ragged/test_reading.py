@@ -15,8 +15,10 @@ from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged import reading
+from omlx_worker.engine.ragged.batch import Held
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import Loaded, row
 from tests.helpers.families import SLIDING, tiny
 from tests.helpers.readers import held
@@ -39,8 +41,9 @@ def readings() -> list[Reading]:
     pages = Pages(len(LENGTHS))
     for length in LENGTHS:
         chance = random.Random(length)
-        history = [chance.randrange(256) for _ in range(length)]
-        made.append(Reading(row(str(length), history, 8), history, pages=pages.take(1)))
+        read = Row(row(str(length), [chance.randrange(256) for _ in range(length)], 8))
+        read.pages = pages.take(1)
+        made.append((read, Held()))
     return made
 
 
@@ -50,11 +53,11 @@ def read_together(model: RaggedModel, caches: list[LayerCache], rows: list[Readi
     Rows have different numbers of tokens behind them from the first.
     """
     for place, each in enumerate(rows):
-        read(model, caches, [each], [min(place, each.left)])
+        read(model, caches, [each], [min(place, each[0].left)])
     for chunk in CHUNKS:
-        left = [each for each in rows if each.left]
-        read(model, caches, left, [min(chunk, each.left) for each in left])
-    assert not any(each.left for each in rows)
+        left = [each for each in rows if each[0].left]
+        read(model, caches, left, [min(chunk, row.left) for row, _ in left])
+    assert not any(row.left for row, _ in rows)
 
 
 def check_like_alone(model: RaggedModel) -> None:
@@ -67,7 +70,7 @@ def check_like_alone(model: RaggedModel) -> None:
         got, wanted = chain(*held(one, shared)), chain(*held(other, others))
         for left, right in zip(got, wanted, strict=True):
             assert left.shape == right.shape
-            assert mx.allclose(left, right, rtol=1e-4, atol=1e-4), len(one.history)
+            assert mx.allclose(left, right, rtol=1e-4, atol=1e-4), one[0].length
 
 
 @pytest.mark.parametrize("family", CLASSES)
@@ -94,12 +97,13 @@ def test_long_caches_are_put_side_by_side_a_few_at_a_time(qwen: Loaded) -> None:
 def test_rows_whose_prompts_are_read_together_join_with_mlx_lms_own_text() -> None:
     model = tiny("gemma3_text")
     decoder = RaggedDecoder(as_ragged(model))
-    prompts = {each.row_id: each.history for each in readings()}
-    for name, prompt in prompts.items():
-        decoder.add(row(name, prompt, 20))
-    left = decoder.prefill(dict.fromkeys(prompts, 10))
-    assert left == {"1": 0, "2": 0, "6": 0, "23": 12, "25": 14, "51": 40}
-    decoder.prefill({name: 100 for name, count in left.items() if count})
+    prompts = {row.row_id: row.tokens for row, _ in readings()}
+    rows = [Row(row(name, prompt, 20)) for name, prompt in prompts.items()]
+    for each in rows:
+        decoder.add(each)
+    decoder.read(dict.fromkeys(rows, 10))
+    assert [each.left for each in rows] == [0, 0, 0, 12, 14, 40]
+    decoder.read({each: 100 for each in rows if each.left})
 
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for _ in range(20):

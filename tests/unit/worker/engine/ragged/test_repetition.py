@@ -14,10 +14,10 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.rows.text import RowText
 from tests.helpers.constrained import Ended, free, play
 from tests.helpers.decoding import Loaded, row
@@ -27,7 +27,7 @@ SLOW = [(0, 0), (1, 0), (3, 0), (0, 8)]
 WATCHED = RepetitionDetection(max_pattern_size=20, min_count=8)
 
 
-def looping(demo: Loaded, loops: RepetitionDetection | None = WATCHED) -> Row:
+def looping(demo: Loaded, loops: RepetitionDetection | None = WATCHED) -> RowRequest:
     """A prompt at which the demo model, greedy, comes to repeat itself."""
     made = row("x", demo.tokenizer.encode("def add(a, b):\n"), 170)
     return replace(made, repetition=loops)
@@ -75,7 +75,7 @@ def test_a_loop_ends_at_one_token_whatever_drafts(
 def test_a_row_that_does_not_repeat_itself_is_untouched(
     demo: Loaded, drafting: RaggedDecoder, both: dict[str, Ended]
 ) -> None:
-    late = replace(looping(demo), generated=both["x"].tokens[:-10])
+    late = Row(looping(demo), generated=both["x"].tokens[:-10])
     watched = play(drafting, [replace(free("f", HOT), repetition=WATCHED), late])
     assert watched["x"].reason == "repetition"
     assert watched["f"] == replace(both["f"], steps=ANY)
@@ -86,7 +86,7 @@ def test_a_loop_that_was_interrupted_ends_at_the_same_token(
     demo: Loaded, drafting: RaggedDecoder, ended: Ended
 ) -> None:
     for length in (len(ended.tokens) - 20, len(ended.tokens) - 1):
-        resumed = replace(looping(demo), generated=ended.tokens[:length])
+        resumed = Row(looping(demo), generated=ended.tokens[:length])
         assert play(drafting, [resumed])["x"] == replace(ended, steps=ANY)
 
 
@@ -100,11 +100,10 @@ def looped(depth: int, *rows: Row) -> dict[str, list[int]]:
         driver=DepthDriver(FixedPolicy(depth)),
         chunks=ChunkSize(64),
     )
-    running = [DecodeRow(row, tokens=list(row.generated)) for row in rows]
-    loop.add(running)
+    loop.add(rows)
     while loop.act() is not None:
         pass
-    return {row.row_id: row.tokens for row in running}
+    return {row.row_id: row.text_tokens() for row in rows}
 
 
 @pytest.mark.slow
@@ -113,20 +112,20 @@ def test_a_loop_may_go_on_with_a_penalty_from_its_next_token(
     demo: Loaded, drafting: RaggedDecoder, ended: Ended, depth: int
 ) -> None:
     penalty = RepetitionDetection(max_pattern_size=20, min_count=8, repetition_penalty=1.3)
-    asked = replace(looping(demo, penalty), generated=ended.tokens[:-10])
+    asked = looping(demo, penalty)
     other = replace(free("f", HOT, tokens=20), repetition=penalty)
 
-    tokens = looped(depth, other, asked)
+    tokens = looped(depth, Row(other), Row(asked, generated=ended.tokens[:-10]))
 
     sampling = replace(asked.sampling, repetition_penalty=1.3)
-    resumed = replace(asked, sampling=sampling, generated=ended.tokens, repetition=None)
+    resumed = Row(replace(asked, sampling=sampling, repetition=None), generated=ended.tokens)
     assert tuple(tokens["x"]) == play(drafting, [resumed])["x"].tokens
     assert tuple(tokens["f"]) == play(drafting, [free("f", HOT)])["f"].tokens[:20]
 
 
 def test_a_text_that_repeats_itself_again_ends() -> None:
     text = RowText(
-        Row(
+        RowRequest(
             *("x", [1], 99, Sampling()),
             repetition=RepetitionDetection(max_pattern_size=2, min_count=3, repetition_penalty=1.2),
         ),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from omlx_worker.engine.ragged.sampling import Draw, Plan, distribution, noise, params, report
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.chi_square import disagreement
 
 VOCABULARY = 50
@@ -196,14 +196,14 @@ def test_log_probabilities_are_the_models_own_before_temperature_and_filters() -
     read = Draw.of(draw(scores, rows))
 
     truth = (scores - mx.logsumexp(scores, axis=-1, keepdims=True))[:, 0].tolist()
-    asked = read.at(Row("a", [1], 5, rows[0]), 0)
+    asked = read.at(rows[0], 0)
     assert asked.logprob == pytest.approx(truth[0][asked.token], abs=1e-5)
     likeliest = sorted(range(VOCABULARY), key=truth[0].__getitem__, reverse=True)[:3]
     assert [token for token, _ in asked.top] == likeliest
-    bare = read.at(Row("b", [1], 5, rows[1]), 1)
+    bare = read.at(rows[1], 1)
     assert bare.top == ()
     assert bare.logprob == pytest.approx(truth[1][bare.token], abs=1e-5)
-    assert read.at(Row("c", [1], 5, Sampling()), 1).logprob is None
+    assert read.at(Sampling(), 1).logprob is None
 
 
 def test_a_plan_asks_for_no_more_than_its_rows_need() -> None:

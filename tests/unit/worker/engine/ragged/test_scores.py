@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,16 +15,19 @@ import pytest
 from omlx_producer.wire import PromptLogprob
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged import reading
+from omlx_worker.engine.rows.request import RowRequest
 from omlx_worker.engine.rows.row import Row
-from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.decoding import GREEDY, Loaded, enter
 from tests.helpers.families import tiny
 from tests.helpers.scoring import Scoring, mlx_lms
 
 CLOSE = 1e-4
 
 
-def scored(name: str, prompt: Sequence[int], tokens: int = 0, top: int = 0, **more: Any) -> Row:
-    return Row(name, list(prompt), tokens, GREEDY, prompt_logprobs=top, **more)
+def scored(
+    name: str, prompt: Sequence[int], tokens: int = 0, top: int = 0, **more: Any
+) -> RowRequest:
+    return RowRequest(name, list(prompt), tokens, GREEDY, prompt_logprobs=top, **more)
 
 
 def check(network: nn.Module, prompt: Sequence[int], scores: Sequence[PromptLogprob]) -> None:
@@ -108,11 +110,11 @@ def test_scores_need_no_step_and_no_slot(qwen: Loaded) -> None:
 def test_a_kept_prefix_is_read_again_for_its_scores_and_kept_for_others(qwen: Loaded) -> None:
     scoring = Scoring(qwen.network)
     [prompt] = prompts(200)
-    plain = Row("plain", prompt, 4, GREEDY)
-    wanted = scoring.run(plain, Row("other", prompt, 4, GREEDY))["plain"]
+    plain = RowRequest("plain", prompt, 4, GREEDY)
+    wanted = scoring.run(plain, RowRequest("other", prompt, 4, GREEDY))["plain"]
     before = scoring.counters.prompt_tokens
 
-    tokens = scoring.run(scored("scored", prompt, 4), Row("late", prompt, 4, GREEDY))
+    tokens = scoring.run(scored("scored", prompt, 4), RowRequest("late", prompt, 4, GREEDY))
 
     check(qwen.network, prompt, scoring.scores["scored"])
     assert list(tokens.values()) == [wanted, wanted]
@@ -124,8 +126,8 @@ def test_what_a_row_has_generated_is_read_again_but_not_scored(qwen: Loaded) -> 
     [prompt] = prompts(40)
     whole = scoring.run(scored("whole", prompt, 9))["whole"]
 
-    resumed = scoring.run(scored("resumed", prompt, 9, generated=tuple(whole[:5])))["resumed"]
-    ended = scoring.run(scored("ended", prompt, 9, generated=tuple(whole)))["ended"]
+    resumed = scoring.run(Row(scored("resumed", prompt, 9), generated=whole[:5]))["resumed"]
+    ended = scoring.run(Row(scored("ended", prompt, 9), generated=whole))["ended"]
 
     assert whole == resumed == ended
     for name in ("whole", "resumed", "ended"):
@@ -147,24 +149,23 @@ def test_memory_for_the_logits_of_a_window_is_counted_while_a_prompt_is_scored(
         peaks = []
         for top in (None, 5):
             decoder = Scoring(qwen.network).decoder
-            each = Row("x", row.prompt, 0, GREEDY, prompt_logprobs=top)
+            each = RowRequest("x", row.prompt, 0, GREEDY, prompt_logprobs=top)
             mx.synchronize()
             mx.clear_cache()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            decoder.add(each)
-            while decoder.prefill({"x": 2048})["x"]:
-                pass
+            enter(decoder, each)
             peaks.append(mx.get_peak_memory() - before)
     assert peaks[1] - peaks[0] <= (1 << 19) * 4 + (1 << 18) * 16
 
 
 def test_a_row_that_is_dropped_tells_no_scores(qwen: Loaded) -> None:
     decoder = Scoring(qwen.network).decoder
-    for name in ("left", "stays"):
-        decoder.add(scored(name, prompts(20)[0]))
-    decoder.prefill({"left": 100, "stays": 100})
-    decoder.remove("left")
+    left, stays = (Row(scored(name, prompts(20)[0])) for name in ("left", "stays"))
+    for row in (left, stays):
+        decoder.add(row)
+    decoder.read({left: 5, stays: 5})
+    decoder.leave(left)
 
-    assert [*itertools.chain(decoder.take_reports())] == ["stays"]
-    assert decoder.take_reports() == {}
+    assert [*decoder.read({stays: 100})] == [stays]
+    assert decoder.read({}) == {}

@@ -20,14 +20,14 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
-from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import BULK, DEFAULT, Row
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
 
@@ -84,15 +84,17 @@ class Decoding:
         """Bytes that are kept of rows which have left."""
         return self.decoder.prefixes.nbytes if self.decoder.prefixes else 0
 
-    def run(self, rows: list[DecodeRow]) -> dict[str, list[int]]:
+    def run(self, rows: list[Row]) -> dict[str, list[int]]:
+        told = {row.row_id: row.text_tokens() for row in rows}
         self._loop.add(rows)
         while (emissions := self._loop.act()) is not None:
-            self.most_rows = max(self.most_rows, len(self.decoder.rows))
+            self.most_rows = max(self.most_rows, len(self.decoder.seated))
             self.most_pages = max(self.most_pages, self.decoder.pages.used)
             for emission in emissions:
                 kept = [entry.logprob for entry in emission.logprobs or ()]
                 self.logprobs.setdefault(emission.row_id, []).extend(kept)
-        return {row.row_id: row.tokens for row in rows}
+                told[emission.row_id] += emission.tokens
+        return told
 
 
 def tokens(count: int, seed: object) -> list[int]:
@@ -100,14 +102,14 @@ def tokens(count: int, seed: object) -> list[int]:
     return [chance.randrange(256) for _ in range(count)]
 
 
-def bulk(name: str, prompt: list[int], count: int = 4, *, cache: bool = True) -> DecodeRow:
-    return DecodeRow(Row(name, prompt, count, GREEDY, cache=cache), BULK)
+def bulk(name: str, prompt: list[int], count: int = 4, *, cache: bool = True) -> Row:
+    return Row(RowRequest(name, prompt, count, GREEDY, cache=cache), BULK)
 
 
-def rows_that_share(count: int, shared: int, own: int, level: int = BULK) -> list[DecodeRow]:
+def rows_that_share(count: int, shared: int, own: int, level: int = BULK) -> list[Row]:
     beginning = tokens(shared, "shared")
-    rows = [bulk(str(n), beginning + tokens(own, n)) for n in range(count)]
-    return [replace(row, level=level) for row in rows]
+    requests = [bulk(str(n), beginning + tokens(own, n)).request for n in range(count)]
+    return [Row(request, level) for request in requests]
 
 
 def check_like_cold(
@@ -200,7 +202,7 @@ def test_a_row_that_waits_counts_less_once_what_it_will_share_is_read() -> None:
         note(row, others)
     first.join()
     sizes = [second.size]
-    first.read(first.left - 20 * PAGE)
+    first.computed = 20 * PAGE
     sizes.append(second.size)
 
     cold, warm = (decoder.bytes_for([first.size, size]) for size in sizes)
@@ -233,7 +235,7 @@ def test_what_two_prompts_share_is_kept_to_its_last_token(family: str, length: i
     beginning = tokens(length, "system")
     for name in "ab":
         prompt = beginning + tokens(40, name)
-        row = DecodeRow(Row(name, prompt, 2, GREEDY, marks=(length,)), BULK)
+        row = Row(RowRequest(name, prompt, 2, GREEDY, marks=(length,)), BULK)
         decoding.run([row])
 
     assert row.cached == length
@@ -250,8 +252,8 @@ def test_a_kept_beginning_about_as_long_as_what_another_row_has_read_changes_no_
     warm, cold = (Decoding(tiny(family), kept=limit) for limit in (PLENTY, 0))
     beginning = tokens(kept, "old")
     for decoding in (warm, cold):
-        first = Row("first", beginning + tokens(43, "first"), 4, GREEDY, marks=(kept,))
-        decoding.run([DecodeRow(first, BULK)])
+        first = RowRequest("first", beginning + tokens(43, "first"), 4, GREEDY, marks=(kept,))
+        decoding.run([Row(first, BULK)])
         decoding.run(
             [bulk("cold", tokens(358, "a"), 12), bulk("warm", beginning + tokens(100, "b"), 12)]
         )
@@ -286,8 +288,10 @@ def test_a_conversation_goes_on_from_the_end_of_its_last_answer(
     answer = cold.run([bulk("cold", prompt, 40)])["cold"]
     # The row ends at a token that is not in its text, as at an end token.
     place = next(n for n in range(12, 40) if answer[n] not in answer[:n])
-    first = Row("first", prompt, 40, GREEDY, stop_tokens=frozenset([answer[place]]), goes_on=True)
-    assert warm.run([DecodeRow(first)])["first"] == answer[:place]
+    first = RowRequest(
+        "first", prompt, 40, GREEDY, stop_tokens=frozenset([answer[place]]), goes_on=True
+    )
+    assert warm.run([Row(first)])["first"] == answer[:place]
 
     second = prompt + answer[: place + 1] + tokens(20, "question")
     [row] = rows = [bulk("second", second, 10)]
@@ -306,7 +310,7 @@ def test_so_does_one_whose_answer_was_cut_by_its_limit_while_it_was_alone(
     network, depth = (qwen.network, 2) if family == "qwen" else (tiny(family), 0)
     decoding = Decoding(network, depth=depth, looks_up=looks_up)
     prompt = tokens(SHORTEST + 9, "prompt")
-    answer = decoding.run([DecodeRow(Row("first", prompt, 40, GREEDY, goes_on=True))])["first"]
+    answer = decoding.run([Row(RowRequest("first", prompt, 40, GREEDY, goes_on=True))])["first"]
 
     second = prompt + answer + tokens(20, "question")
     [row] = rows = [bulk("second", second, 10)]
@@ -341,9 +345,10 @@ def test_a_row_that_wants_none_of_it_is_read_cold_and_keeps_nothing() -> None:
 
 def test_a_row_that_had_ended_keeps_nothing_while_it_is_read_beside_others() -> None:
     decoding = Decoding(tiny("llama"))
-    requests = [Row(name, tokens(SHORTEST + 9, name), 2, GREEDY) for name in ("ended", "new")]
-    ended, new = (DecodeRow(request) for request in requests)
-    ended.tokens = [1, 2]
+    requests = [
+        RowRequest(name, tokens(SHORTEST + 9, name), 2, GREEDY) for name in ("ended", "new")
+    ]
+    ended, new = Row(requests[0], generated=[1, 2]), Row(requests[1])
 
     produced = decoding.run([ended, new])
 
@@ -387,9 +392,7 @@ def test_rows_of_different_salts_share_nothing() -> None:
     decoding, cold = Decoding(tiny("gemma3_text")), Decoding(tiny("gemma3_text"), kept=0)
     rows = rows_that_share(8, shared=200, own=9)
     salts = ("one", "other", None, "")
-    salted = [
-        DecodeRow(replace(row.request, salt=salts[n % 4]), BULK) for n, row in enumerate(rows)
-    ]
+    salted = [Row(replace(row.request, salt=salts[n % 4]), BULK) for n, row in enumerate(rows)]
     wanted = cold.run(rows)
 
     assert decoding.run(salted) == wanted
@@ -402,7 +405,7 @@ def test_rows_of_different_salts_share_nothing() -> None:
 
 def test_a_row_does_not_wait_for_one_of_another_salt() -> None:
     first, second, third = (
-        DecodeRow(replace(row.request, salt=salt), BULK)
+        Row(replace(row.request, salt=salt), BULK)
         for row, salt in zip(rows_that_share(3, shared=200, own=9), "aba", strict=True)
     )
     for row, others in ((first, []), (second, [first]), (third, [first, second])):

@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
-from tests.helpers.decoding import GREEDY, Loaded, row, run
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
 
 DEPTHS = [
     1,
@@ -58,8 +58,8 @@ class Oracle:
             self.drafted += outcome.drafted
         if "drafts" in batch.state:
             drafts = batch.state["drafts"].tolist()
-            for name, row in batch.rows.items():
-                after = self._truth[name][self._emitted[name] :]
+            for row in batch.seated:
+                after = self._truth[row.row_id][self._emitted[row.row_id] :]
                 for place, token in enumerate(after[: len(drafts[row.slot])]):
                     right = self._rng.random() < self._worth
                     drafts[row.slot][place] = token if right else (token + 1) % 256
@@ -124,8 +124,7 @@ def test_a_seeded_row_gives_the_same_tokens_at_every_depth_and_in_any_company(
 def test_drafts_are_drawn_with_the_noise_that_judges_them(qwen: Loaded) -> None:
     decoder = qwen.decoder(3)
     # So hot that the noise alone decides, whatever the head or the model makes likely.
-    decoder.add(row("x", [1, 2, 3], 40, Sampling(temperature=1e4, seed=5)))
-    decoder.prefill({"x": 8})
+    enter(decoder, row("x", [1, 2, 3], 40, Sampling(temperature=1e4, seed=5)))
 
     steps = [step for _ in range(8) for step in decoder.step()]
 
@@ -137,7 +136,10 @@ def test_a_row_that_must_not_draft_sits_beside_rows_that_do(qwen: Loaded) -> Non
     wanted = {str(i): qwen.greedy(prompt, 48) for i, prompt in enumerate(given)}
     truth = {name: [*tokens, *[0] * 9] for name, tokens in wanted.items()}
     depths = {"0": 0, "1": None, "2": 0, "3": 1}
-    rows = [Row(str(i), prompt, 48, GREEDY, depth=depths[str(i)]) for i, prompt in enumerate(given)]
+    rows = [
+        RowRequest(str(i), prompt, 48, GREEDY, depth=depths[str(i)])
+        for i, prompt in enumerate(given)
+    ]
     decoder = qwen.decoder(3)
     Oracle(decoder, truth, worth=1.0)
     steps: dict[str, list[int]] = {name: [] for name in truth}
@@ -198,13 +200,15 @@ def test_half_a_batch_without_drafts_costs_the_drafting_half_nothing(
             return landed
 
         decoder.step = watched  # type: ignore[method-assign]
-        rows = [Row(str(i), given[i], 32, GREEDY, depth=depths[i]) for i in chosen]
+        rows = [RowRequest(str(i), given[i], 32, GREEDY, depth=depths[i]) for i in chosen]
         return run(decoder, rows, chunk=64), tokens / max(steps, 1)
 
     alone, tokens_per_step_alone = decode([None] * 8, range(4))
     mixed, tokens_per_step_mixed = decode([None] * 4 + [0] * 4, range(8))
 
-    plain = run(demo.decoder(0), [Row(str(i), given[i], 32, GREEDY) for i in range(8)], chunk=64)
+    plain = run(
+        demo.decoder(0), [RowRequest(str(i), given[i], 32, GREEDY) for i in range(8)], chunk=64
+    )
     assert mixed == plain
     assert alone == {name: plain[name] for name in alone}
     assert tokens_per_step_mixed >= 0.95 * tokens_per_step_alone

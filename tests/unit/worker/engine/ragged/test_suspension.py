@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.rows.row import Row, Sampling
-from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run, small_classes
 
 HOT = Sampling(temperature=0.9, filters={"top_p": 0.95}, seed=5)
 PENALISED = replace(HOT, repetition_penalty=1.3, frequency_penalty=0.2)
@@ -37,16 +38,25 @@ class Player:
 
     decoder: RaggedDecoder
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
 
-    def add(self, row: Row) -> None:
-        self.tokens.setdefault(row.row_id, list(row.generated))
-        self.decoder.add(row)
-        while self.decoder.prefill({row.row_id: 16})[row.row_id]:
-            pass
+    def add(self, request: RowRequest, generated: Sequence[int] = ()) -> None:
+        self.tokens.setdefault(request.row_id, list(generated))
+        self.rows[request.row_id] = enter(self.decoder, request, generated, chunk=16)
 
-    def step(self, depths: Mapping[str, int] | None = None, times: int = 1) -> None:
+    def suspend(self, name: str) -> int:
+        self.decoder.suspend(self.rows[name])
+        return self.rows[name].kept_bytes
+
+    def resume(self, name: str) -> None:
+        self.decoder.resume(self.rows[name])
+
+    def remove(self, name: str) -> None:
+        self.decoder.leave(self.rows[name])
+
+    def step(self, depth: int | None = None, times: int = 1) -> None:
         for _ in range(times):
-            for step in self.decoder.step(depths):
+            for step in self.decoder.step(depth):
                 self.tokens[step.row_id] += [sampled.token for sampled in step.tokens]
 
     def until(self, name: str, length: int) -> list[int]:
@@ -65,7 +75,7 @@ def test_an_interrupted_row_goes_on_from_what_it_had_generated(
 
     for length in (1, 17, 39):
         player = Player(qwen.decoder(depth))
-        player.add(replace(whole, generated=tuple(wanted[:length])))
+        player.add(whole, wanted[:length])
         assert player.until("x", 40) == wanted
 
     assert len(set(wanted)) > 8, "the row is trivial"
@@ -73,7 +83,7 @@ def test_an_interrupted_row_goes_on_from_what_it_had_generated(
 
 def test_an_interrupted_row_stops_at_its_limit_counted_from_the_prompt(qwen: Loaded) -> None:
     player = Player(qwen.decoder())
-    player.add(Row("x", prompt(5), 12, GREEDY, generated=(1, 2, 3, 4)))
+    player.add(row("x", prompt(5), 12), [1, 2, 3, 4])
 
     player.step(times=20)
 
@@ -92,12 +102,12 @@ def test_a_suspended_row_goes_on_where_it_stood(
         player.add(each)
 
     player.step(times=7)
-    assert player.decoder.suspend("x")
+    assert player.suspend("x")
     player.step(times=5)
     at_rest = len(player.tokens["x"])
     player.step(times=5)
     assert len(player.tokens["x"]) == at_rest
-    player.decoder.resume("x")
+    player.resume("x")
 
     assert {name: player.until(name, 90) for name in ("x", "y")} == wanted
 
@@ -116,14 +126,14 @@ def test_rows_that_take_turns_in_a_slot_lose_no_accepted_draft(
     for each in rows:
         player.add(each)
         player.step(times=2)
-        player.decoder.suspend(each.row_id)
+        player.suspend(each.row_id)
         player.step()
 
     while any(len(player.tokens[name]) < 24 for name in wanted):
         for name in wanted:
-            player.decoder.resume(name)
+            player.resume(name)
             player.step(times=2)
-            player.decoder.suspend(name)
+            player.suspend(name)
 
     assert {name: tokens[:24] for name, tokens in player.tokens.items()} == wanted
 
@@ -135,13 +145,13 @@ def test_the_only_row_can_be_suspended_and_what_was_under_way_is_still_read(qwen
     player.step(times=4)
     read = len(player.tokens["x"])
 
-    player.decoder.suspend("x")
+    player.suspend("x")
     assert player.decoder.slots == 0
     player.step()
 
     assert len(player.tokens["x"]) > read
     player.step(times=3)
-    player.decoder.resume("x")
+    player.resume("x")
     assert player.until("x", 60) == wanted
 
 
@@ -151,24 +161,25 @@ def test_removing_one_suspended_row_leaves_the_others_tokens_to_be_read(qwen: Lo
         player.add(row(name, prompt(9), 60))
     player.step(times=4)
     for name in ("x", "y"):
-        player.decoder.suspend(name)
+        player.suspend(name)
 
-    player.decoder.remove("x")
+    player.remove("x")
     before = len(player.tokens["x"]), len(player.tokens["y"])
     player.step()
 
     assert (len(player.tokens["x"]), len(player.tokens["y"])) == (before[0], before[1] + 1)
     with pytest.raises(KeyError):
-        player.decoder.resume("x")
+        player.resume("x")
 
 
 def test_a_row_that_is_still_being_read_cannot_be_suspended(qwen: Loaded) -> None:
     decoder = qwen.decoder()
-    decoder.add(row("x", prompt(40), 60))
-    decoder.prefill({"x": 8})
+    read = Row(row("x", prompt(40), 60))
+    decoder.add(read)
+    decoder.read({read: 8})
 
-    assert not decoder.suspend("x")
-    assert not decoder.suspend("never there")
+    with pytest.raises(ValueError, match="has no slot"):
+        decoder.suspend(read)
 
 
 def test_a_suspended_row_holds_its_history_and_not_the_batchs_capacity(qwen: Loaded) -> None:
@@ -180,7 +191,7 @@ def test_a_suspended_row_holds_its_history_and_not_the_batchs_capacity(qwen: Loa
 
     sizes = {}
     for name in ("long", "short"):
-        sizes[name] = player.decoder.suspend(name)
+        sizes[name] = player.suspend(name)
     del player.decoder._in_flight
     mx.clear_cache()
 
@@ -203,21 +214,21 @@ def test_suspended_rows_make_room_at_once(qwen: Loaded) -> None:
     crowded = batch.bytes_for(others)
 
     for each in rows[:4]:
-        batch.suspend(each.row_id)
+        player.suspend(each.row_id)
 
     assert batch.slots == 4
     # The suspended ones keep their pages.
     assert batch.bytes_for(others) < crowded
     for each in rows[:4]:
-        batch.resume(each.row_id)
+        player.resume(each.row_id)
     assert {name: player.until(name, 40) for name in wanted} == wanted
 
 
-suspend = st.tuples(st.just("suspend"), st.integers(0, 3))
-resume = st.tuples(st.just("resume"), st.integers(0, 3))
+suspend = st.tuples(st.just("suspend_at"), st.integers(0, 3))
+resume = st.tuples(st.just("resume_at"), st.integers(0, 3))
 join = st.tuples(st.just("join"), st.integers(0, 5))
 leave = st.tuples(st.just("leave"), st.integers(0, 5))
-step = st.tuples(st.just("step"), st.integers(1, 9), st.sampled_from([0, 1, 3]))
+step = st.tuples(st.just("steps"), st.integers(1, 9), st.sampled_from([0, 1, 3]))
 moves = st.lists(
     st.one_of(step, step, suspend, resume, resume, join, leave), min_size=50, max_size=60
 )
@@ -226,9 +237,9 @@ moves = st.lists(
 class Company(Player):
     """Rows to hold against their undisturbed runs, and visitors who come and go."""
 
-    def __init__(self, loaded: Loaded, rows: list[Row]) -> None:
+    def __init__(self, loaded: Loaded, rows: list[RowRequest]) -> None:
         super().__init__(loaded.decoder(3))
-        self.rows = rows
+        self.undisturbed = [each.row_id for each in rows]
         self.visitors: list[str] = []
         self.suspended: set[str] = set()
         self.suspensions = 0
@@ -243,23 +254,23 @@ class Company(Player):
 
     def leave(self, place: int) -> None:
         if place < len(self.visitors):
-            self.decoder.remove(self.visitors.pop(place))
+            self.remove(self.visitors.pop(place))
 
-    def suspend(self, place: int) -> None:
-        name = self.rows[place].row_id
-        if name not in self.suspended and self.decoder.suspend(name):
+    def suspend_at(self, place: int) -> None:
+        name = self.undisturbed[place]
+        if name not in self.suspended:
+            self.suspend(name)
             self.suspended.add(name)
             self.suspensions += 1
 
-    def resume(self, place: int) -> None:
-        name = self.rows[place].row_id
+    def resume_at(self, place: int) -> None:
+        name = self.undisturbed[place]
         if name in self.suspended:
             self.suspended.discard(name)
-            self.decoder.resume(name)
+            self.resume(name)
 
-    def step(self, times: int = 1, depth: int | None = None) -> None:  # type: ignore[override]
-        names = self.tokens if depth is not None else ()
-        super().step(dict.fromkeys(names, depth or 0) or None, times)
+    def steps(self, times: int = 1, depth: int | None = None) -> None:
+        self.step(depth, times)
 
 
 @pytest.mark.slow
@@ -282,11 +293,11 @@ def test_rows_end_alike_however_they_are_suspended_and_whoever_comes_and_goes(
             getattr(company, move)(*values)
         for lap in range(6):
             company.join(lap)
-            company.suspend(lap % 4)
-            company.step(3, lap % 3)
-            company.resume(lap % 4)
+            company.suspend_at(lap % 4)
+            company.steps(3, lap % 3)
+            company.resume_at(lap % 4)
         for place in range(len(rows)):
-            company.resume(place)
+            company.resume_at(place)
         got = {name: company.until(name, length) for name in wanted}
 
     assert got == wanted
@@ -296,7 +307,7 @@ def test_rows_end_alike_however_they_are_suspended_and_whoever_comes_and_goes(
 _UNDISTURBED: dict[int, dict[str, list[int]]] = {}
 
 
-def undisturbed(loaded: Loaded, rows: list[Row]) -> dict[str, list[int]]:
+def undisturbed(loaded: Loaded, rows: list[RowRequest]) -> dict[str, list[int]]:
     key = id(loaded)
     if key not in _UNDISTURBED:
         _UNDISTURBED[key] = run(loaded.decoder(), rows)

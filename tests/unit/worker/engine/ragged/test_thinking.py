@@ -12,10 +12,11 @@ import pytest
 
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.masks import fill
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.rows.thinking import Thinking, Thoughts
 from tests.helpers.constrained import constrained, free, play
-from tests.helpers.decoding import GREEDY, Loaded, row, run
+from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
 from tests.helpers.markups import thinking
 
 HOT = Sampling(temperature=0.9, filters={"top_p": 0.95}, seed=5)
@@ -36,19 +37,19 @@ def markers(demo: Loaded) -> Thinking:
 
 def thinker(
     demo: Loaded, sampling: Sampling = HOT, budget: int | None = BUDGET, **other: Any
-) -> Row:
+) -> RowRequest:
     given = replace(markers(demo), budget=budget, **other)
     prompt = demo.tokenizer.encode("class Stack:\n    def push(self, x):\n")
     return row("x", prompt, TOKENS, replace(sampling, thinking=given))
 
 
-def made_up(budget: int = BUDGET) -> Row:
+def made_up(budget: int = BUDGET) -> RowRequest:
     """A row whose model thinks on by itself, since its weights are random."""
     made = thinking((7,), (8, 9), begun=True, budget=budget)
     return row("x", [1, 2, 3], TOKENS, replace(GREEDY, thinking=made))
 
 
-def forced(row: Row, tokens: Sequence[int]) -> list[int]:
+def forced(row: RowRequest, tokens: Sequence[int]) -> list[int]:
     """The places of a row's tokens at which its budget leaves no choice; each is checked."""
     assert row.sampling.thinking is not None
     thoughts, places = Thoughts(row.sampling.thinking), []
@@ -133,7 +134,7 @@ def test_a_row_interrupted_within_its_end_marker_goes_on_with_the_rest_of_it(qwe
     whole = run(qwen.decoder(), [asked])["x"]
     assert whole[BUDGET : BUDGET + 2] == [8, 9]
 
-    resumed = replace(asked, generated=tuple(whole[: BUDGET + 1]))
+    resumed = Row(asked, generated=whole[: BUDGET + 1])
 
     rest = whole[BUDGET + 1 :]
     assert run(qwen.decoder(), [resumed], departures={"x": len(rest)})["x"] == rest
@@ -146,7 +147,7 @@ def test_an_interrupted_row_goes_on_where_its_thinking_was(
 ) -> None:
     asked = thinker(demo)
     whole = play(drafting, [asked])["x"]
-    resumed = replace(asked, generated=whole.tokens[:length])
+    resumed = Row(asked, generated=whole.tokens[:length])
     assert play(drafting, [resumed])["x"] == replace(whole, steps=ANY)
 
 
@@ -165,9 +166,7 @@ def test_log_probabilities_of_what_is_forced_are_certain(
     demo: Loaded, drafting: RaggedDecoder
 ) -> None:
     asked = thinker(demo, replace(HOT, top_logprobs=2))
-    drafting.add(asked)
-    while drafting.prefill({"x": 64})["x"]:
-        pass
+    enter(drafting, asked)
     steps = [step for _ in range(TOKENS) for step in drafting.step()]
     drafting.remove("x")
     sampled = [each for step in steps for each in step.tokens][:TOKENS]

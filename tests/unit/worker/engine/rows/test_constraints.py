@@ -17,7 +17,7 @@ from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows import constraints
 from omlx_worker.engine.rows.constraints import BadConstraint, Grammars
 from omlx_worker.engine.rows.prompts import Prompter
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.chats import tokenizer_of
 from tests.helpers.constrained import grammars
 from tests.helpers.decoding import Loaded

@@ -10,7 +10,7 @@ from omlx_producer.wire import GenerationRequest, InvalidRequest, ModelInfo
 from omlx_worker.engine.rows import encoding
 from omlx_worker.engine.rows.encoding import Encoder
 from omlx_worker.engine.rows.prompts import Prompter
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.decoding import Loaded
 
 

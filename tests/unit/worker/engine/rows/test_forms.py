@@ -12,7 +12,7 @@ from omlx_producer.wire.markup import StreamedReply
 from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.reply import ReplyForm
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.text import RowText
 from omlx_worker.engine.rows.thinking import Thoughts
 from tests.helpers.chats import answer_of, spelled
@@ -55,7 +55,9 @@ def test_a_stream_tells_the_same_and_never_a_part_of_a_marker(form: Written) -> 
         assert form == FORMS["none"]
         return
     tokens = tokens_of(form, form.written())
-    follows = RowText(Row("j:0", [1], len(tokens) + 1, Sampling(), reply=found), form.tokenizer)
+    follows = RowText(
+        RowRequest("j:0", [1], len(tokens) + 1, Sampling(), reply=found), form.tokenizer
+    )
     streamed, said = StreamedReply(found.markup), {"content": "", "reasoning": ""}
     marked = 0
     for count, token in enumerate(tokens, 1):

@@ -11,7 +11,7 @@ import pytest
 from omlx_producer.wire import DEFAULT_MAX_TOKENS, GenerationRequest, InvalidRequest, ModelInfo
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.prompts import Prompter, sampling_defaults
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.decoding import Loaded
 
 INFO = ModelInfo(model="tiny", context_length=64, longest_token=2)

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from omlx_producer.wire import GenerationRequest, ModelInfo
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.prompts import Prompter
-from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.text import RowText, bytes_of_tokens, decode_faithfully
 from tests.helpers.chats import tokenizer_of
 from tests.helpers.decoding import Loaded
@@ -36,7 +36,7 @@ def follow(
     loaded: Loaded, tokens: list[int], stops: tuple[str, ...] = (), limit: int | None = None
 ) -> tuple[list[str], str | None, int]:
     """Feed tokens one by one; returns the pieces, the finish reason and the tokens used."""
-    row = Row(
+    row = RowRequest(
         "r",
         [1],
         limit or len(tokens),
@@ -157,7 +157,7 @@ def sentencepiece(kind: str) -> TokenizerWrapper:
 def sentencepiece_pieces(
     *tokens: int, kind: str = "known bytes", trims: bool = False
 ) -> Iterator[str]:
-    text = RowText(Row("r", [1], len(tokens), Sampling(), trims=trims), sentencepiece(kind))
+    text = RowText(RowRequest("r", [1], len(tokens), Sampling(), trims=trims), sentencepiece(kind))
     return (text.feed(token).text for token in tokens)
 
 

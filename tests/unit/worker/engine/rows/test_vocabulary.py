@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.lark import numbered
-from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.request import Sampling
 from omlx_worker.engine.rows.text import bytes_of_tokens, decode_faithfully
 from tests.helpers.constrained import constrained, grammars, play
 from tests.helpers.decoding import GREEDY, Loaded
