@@ -24,10 +24,9 @@ from omlx_producer.metrics import QueueCollector, Sample, draw, metrics_server, 
 from omlx_producer.wire import PRIORITIES
 from omlx_worker.control.in_turn import ModelsInTurn
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.decode.counters import DraftCounts
+from omlx_worker.decode.counters import drafts_by_source
 from omlx_worker.delivery.observers import OUTCOMES, JobObserver
 from omlx_worker.engine.rows.emission import Emission
-from omlx_worker.engine.rows.row import SOURCES
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 
@@ -95,7 +94,7 @@ class WorkerMetrics(JobObserver, Collector):
     def __init__(self, worker: GenerationWorker) -> None:
         self._worker = worker
         # Those of its model's own head or draft model, and those looked up.
-        self._drafts = {source: DraftCounts() for source in SOURCES}
+        self._drafts = drafts_by_source()
         self._told_at: dict[str, float] = {}
         self._seconds = {
             name: Histogram(

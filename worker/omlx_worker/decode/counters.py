@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from omlx_producer.terminal import counted
 from omlx_producer.wire import Speculation
 from omlx_worker.engine.rows.emission import Emission
+from omlx_worker.engine.rows.row import SOURCES, Source
 
 
 @dataclass(slots=True)
@@ -38,6 +39,11 @@ class DraftCounts:
 
     def to_wire(self) -> Speculation:
         return Speculation(steps=self.steps, drafted=self.drafted, accepted=list(self.accepted))
+
+
+def drafts_by_source() -> dict[Source, DraftCounts]:
+    """No drafts yet, of each who makes them."""
+    return {source: DraftCounts() for source in SOURCES}
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ class DecodeLoop:
         return emissions
 
     def _run(self, act: Act) -> list[Emission] | None:
-        """Let the engine take a act."""
+        """Let the engine do what is due."""
         if act.row:
             return self._move(act.row)
         if act.chunk:
@@ -149,7 +149,7 @@ class DecodeLoop:
     def _learn(
         self, act: Act, emissions: Sequence[Emission], seconds: float, delays: Delays
     ) -> None:
-        """Tell those who learn from it how long a act took."""
+        """Tell those who learn from it how long an act took."""
         clock = self._clock
         if act.row:
             # What a row without a kept beginning takes to join is next to nothing.

@@ -226,3 +226,17 @@ def test_a_row_that_is_removed_while_it_is_read_or_suspended_gives_its_pages_bac
     decoder.leave(read)
 
     assert decoder.pages.used == 1
+
+
+def test_steps_that_do_not_overlap_make_the_same_tokens_at_once(
+    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_worker.engine.ragged.decoder.OVERLAPS", False)
+    decoder = qwen.decoder(2)
+    entered = enter(decoder, row("a", [1, 2, 3], 20))
+
+    assert [len(decoder.step()) for _ in range(3)] == [1, 1, 1]
+    while decoder.step():
+        pass
+
+    assert entered.text_tokens()[:20] == qwen.greedy([1, 2, 3], 20)
