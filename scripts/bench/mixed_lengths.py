@@ -61,7 +61,7 @@ class Contender:
             array.nbytes
             for cache in self.batch.caches
             if isinstance(cache, AttentionCache)
-            for array in cache.bodies
+            for array in cache.pool.arrays
         )
 
     def stretch(self, steps: int, *, warm: bool = False) -> None:

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from omlx_worker import cli
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.engine.kernels.attention import Pair
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.pool import Pair
 from omlx_worker.engine.loading import loader
 from omlx_worker.mac.buffers import MEGABYTES, held_back
 from omlx_worker.settings import WorkerSettings

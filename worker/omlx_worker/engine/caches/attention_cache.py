@@ -23,8 +23,9 @@ from typing import Any, Self
 import mlx.core as mx
 
 from omlx_worker.engine.caches.layout import Seat, Tail, pages_for, unmoved
-from omlx_worker.engine.kernels.attention import Attention, Heads, Pair
-from omlx_worker.engine.kernels.plain.attention import PlainAttention, body_of
+from omlx_worker.engine.kernels.attention import Attention, Heads
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.pool import Pair, Pool
 from omlx_worker.engine.kernels.window import PAGE, Window
 
 
@@ -32,16 +33,14 @@ class AttentionCache:
     """Keys and values of one attention layer.
 
     Args:
+        arrays: the tails', then the pool's.
+        ring: see `Pool`.
         attention: the device's implementation; None for the plain one.
 
     Attributes:
         tails: ``[S, H, TAIL, D]`` each.
-        bodies: the pool ``[P, H, PAGE, D]`` each; with a ring ``[S, H, C, D]``.
-        ring: positions of a body, at most; 0 for a layer without a sliding window.
-        unwritten: how many of its arrays, the last ones, no step rewrites.
+        pool: the bodies.
     """
-
-    unwritten = 2
 
     def __init__(
         self,
@@ -49,30 +48,34 @@ class AttentionCache:
         ring: int = 0,
         attention: Attention | None = None,
     ) -> None:
-        tail_keys, tail_values, body_keys, body_values = arrays
+        tail_keys, tail_values, *bodies = arrays
         self.tails: Pair = tail_keys, tail_values
-        self.bodies: Pair = body_keys, body_values
-        self.ring = ring
+        self.pool = Pool(bodies, ring)
         self._attention = attention or PlainAttention()
 
     @property
     def paged(self) -> bool:
         """Whether bodies are pages."""
-        return not self.ring
+        return not self.pool.ring
 
     @property
     def page_bytes(self) -> int:
         """Of a page; 0 without pages."""
-        return sum(array.nbytes // array.shape[0] for array in self.bodies if self.paged)
+        return self.pool.position_bytes * PAGE if self.paged else 0
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [*self.tails, *self.bodies]
+        return [*self.tails, *self.pool.arrays]
 
     @property
     def written(self) -> list[mx.array]:
         """What a step rewrites: the tails alone."""
         return list(self.tails)
+
+    @property
+    def unwritten(self) -> Sequence[mx.array]:
+        """The others, which are the last of its arrays."""
+        return self.pool.arrays
 
     def update(self, written: Sequence[mx.array]) -> None:
         """Take the tails that a step wrote."""
@@ -102,9 +105,7 @@ class AttentionCache:
     def attend(self, queries: mx.array, window: Window, scale: float, **options: Any) -> mx.array:
         """Attend to body and tail; see `omlx_worker.engine.kernels.attention.Attention`."""
         attention = self._attention if window.lengths is None else PlainAttention()
-        return attention.attend(
-            queries, self.bodies, self.tails, window, scale, ring=self.ring, **options
-        )
+        return attention.attend(queries, self.pool, self.tails, window, scale, **options)
 
     def write(self, seat: Seat, arrays: Sequence[mx.array]) -> None:
         """Write one row to its body.
@@ -113,30 +114,31 @@ class AttentionCache:
             arrays: keys and values ``[1, H, L, D]``, each position at its index in the body. What
                 the body has no room for is padding. Nothing for an empty row.
         """
-        for array, part in zip(self.bodies, arrays, strict=False):
-            if self.ring:
-                length = min(array.shape[2], part.shape[2])
-                # An index instead of the slice would copy the part once more.
-                array[seat.slot : seat.slot + 1, :, :length] = part[:, :, :length]
-            elif count := min(len(seat.pages), pages_for(part.shape[2])):
-                whole = _padded(part[:, :, : count * PAGE], count * PAGE)
-                laid = whole[0].reshape(whole.shape[1], count, PAGE, -1).swapaxes(0, 1)
-                array[mx.array(seat.pages[:count])] = laid
+        if not arrays:
+            return
+        length = arrays[0].shape[2]
+        if self.pool.ring:
+            length = min(self.pool.length, length)
+            self.pool.write(_ring_of(seat, length), [part[:, :, :length] for part in arrays])
+        elif count := min(len(seat.pages), pages_for(length)):
+            self.pool.write(
+                mx.array(seat.pages[:count]), [_in_pages(part, count) for part in arrays]
+            )
 
     def held(self, seat: Seat, length: int) -> list[mx.array]:
         """Keys and values ``[1, H, L, D]`` of a row's first ``length`` positions.
 
         They are copies unless there is a ring, whose last positions they are.
         """
-        if self.ring:
-            return [array[seat.slot : seat.slot + 1, :, :length] for array in self.bodies]
+        if self.pool.ring:
+            return list(self.pool.gather(_ring_of(seat, length)))
         pages = mx.array([seat.pages[: pages_for(length)]], mx.int32)
-        return [body_of(array, pages)[:, :, :length] for array in self.bodies]
+        return [body[:, :, :length] for body in self.pool.bodies(pages)]
 
     def copy(self, slot: int) -> list[mx.array]:
         """Copy what a row has besides pages, in the form that `write` takes."""
         # A gather: a slice would hold the whole batch's array.
-        return [array[mx.array([slot])] for array in self.bodies] if self.ring else []
+        return list(self.pool.gather(mx.array([slot]))) if self.pool.ring else []
 
     def of_prompts(self, rows: Sequence[Sequence[mx.array]], capacity: int) -> Self:
         """The cache of a window of prompts, which has the same pages.
@@ -145,21 +147,21 @@ class AttentionCache:
             rows: what each row has besides pages, ``[1, H, L, D]`` each; nothing for an empty row.
             capacity: positions of each row.
         """
-        bodies = list(self.bodies)
-        if self.ring:
-            length = min(pages_for(capacity) * PAGE, self.ring)
+        bodies, ring = self.pool
+        if ring:
+            length = min(pages_for(capacity) * PAGE, ring)
             bodies = [
                 _stacked([row[n] if row else _empty(array) for row in rows], length)
                 for n, array in enumerate(bodies)
             ]
         tails = [_empty(tail) for tail in self.tails]
-        return type(self)([*tails, *bodies], self.ring, self._attention)
+        return type(self)([*tails, *bodies], ring, self._attention)
 
     def fold(self, tails: Sequence[Tail]) -> None:
         """Move these tails to the bodies."""
-        rows, slots, sources, targets = _moves_of(tuple(tails), self.ring)
-        for array, tail in zip(self.bodies, self.tails, strict=True):
-            array[rows, :, targets] = tail[slots, :, sources]
+        rows, slots, sources, targets = _moves_of(tuple(tails), self.pool.ring)
+        moved = [tail[slots, :, sources] for tail in self.tails]
+        self.pool.write((rows, slice(None), targets), moved)
 
     def move(self, slots: Sequence[int | None], capacity: int) -> None:
         """Change slots.
@@ -168,36 +170,45 @@ class AttentionCache:
             slots: for each of the new ones that whose row moves there, None for an empty one.
             capacity: positions of a row.
         """
-        pairs = [self.tails, self.bodies] if self.ring else [self.tails]
+        ring = self.pool.ring
+        moved = self.arrays if ring else self.written
         if not unmoved(slots, self.tails[0].shape[0]):
             index = mx.array([slot or 0 for slot in slots], mx.int32)
-            pairs = [(keys[index], values[index]) for keys, values in pairs]
-        self.tails = pairs[0]
-        if self.ring:
-            keys, values = pairs[1]
-            length = min(capacity, self.ring)
-            self.bodies = _padded(keys, length), _padded(values, length)
+            moved = [array[index] for array in moved]
+        self.update(moved[:2])
+        if ring:
+            self.pool = Pool([_padded(array, min(capacity, ring)) for array in moved[2:]], ring)
 
     def take_pool(self, other: Any) -> None:
         """Have the pool of another cache of this layer, which is not used any more."""
-        if not self.ring:
-            self.bodies = other.bodies
+        if self.paged:
+            self.pool = other.pool
+
+    def copy_pages(self, pages: Sequence[int], to: Sequence[int]) -> None:
+        """Copy whole pages."""
+        if self.paged:
+            self.pool.copy(pages, to)
 
     def resize(self, places: Sequence[int], size: int) -> None:
         """Change the pool, which begins with what is at ``places``, to ``size`` pages."""
-        if self.ring:
-            return
-        keys, values = self.bodies
-        if len(places) < keys.shape[0]:
-            index = mx.array(list(places), mx.int32)
-            keys, values = keys[index], values[index]
-        extra = [(0, size - len(places))] + [(0, 0)] * 3
-        self.bodies = mx.pad(keys, extra), mx.pad(values, extra)
+        if self.paged:
+            self.pool = self.pool.resized(places, size)
 
 
 def _empty(array: mx.array) -> mx.array:
     """``[1, H, 0, D]``."""
     return mx.zeros((1, array.shape[1], 0, array.shape[3]), array.dtype)
+
+
+def _ring_of(seat: Seat, length: int) -> tuple[slice, ...]:
+    """Where the first positions of a row's ring are. A number in place of the slice would copy."""
+    return slice(seat.slot, seat.slot + 1), slice(None), slice(length)
+
+
+def _in_pages(part: mx.array, count: int) -> mx.array:
+    """``[1, H, L, D]`` as pages ``[count, H, PAGE, D]``."""
+    whole = _padded(part, count * PAGE)
+    return whole[0].reshape(whole.shape[1], count, PAGE, -1).swapaxes(0, 1)
 
 
 def _stacked(rows: Sequence[mx.array], length: int) -> mx.array:

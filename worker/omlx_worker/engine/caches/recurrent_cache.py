@@ -26,7 +26,8 @@ class RecurrentCache:
             (float32) and beta ``[S, W, H]``.
     """
 
-    paged, page_bytes, unwritten = False, 0, 0
+    paged, page_bytes = False, 0
+    unwritten: Sequence[mx.array] = ()
     """See `AttentionCache`."""
 
     def __init__(self, arrays: Sequence[mx.array], states: int = 2) -> None:
@@ -107,6 +108,9 @@ class RecurrentCache:
             self.update([array[index] for array in self.arrays])
 
     def take_pool(self, other: Any) -> None:
+        """There are no pages."""
+
+    def copy_pages(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """There are no pages."""
 
     def resize(self, places: Sequence[int], size: int) -> None:

@@ -8,10 +8,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from omlx_worker.engine.kernels.pool import Pair, Pool
 from omlx_worker.engine.kernels.window import Window
-
-Pair = tuple[mx.array, mx.array]
-"""Keys ``[S, H, L, D]`` and values ``[S, H, L, Dv]``; of a pool, a page in place of a slot."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,11 @@ class Attention(Protocol):
     def attend(
         self,
         queries: mx.array,
-        bodies: Pair,
+        pool: Pool,
         tails: Pair,
         window: Window,
         scale: float,
         *,
-        ring: int = 0,
         sliding: int = 0,
         sinks: mx.array | None = None,
         softcap: float = 0.0,
@@ -127,8 +124,7 @@ class Attention(Protocol):
 
         Args:
             queries: ``[S, Hq, W, D]``, rotated; ``Hq`` is a multiple of the key heads.
-            bodies: a pool of pages, see `Window.table`; with a ring ``[S, H, C, D]``.
-            ring: positions of a body, at most; 0 for a layer without a sliding window.
+            pool: the bodies.
             sliding: how many of the latest positions a query sees, its own included; 0 for all.
             sinks: ``[Hq]``, scores of a position without a value; None for none.
             softcap: the limit of scores, by a hyperbolic tangent; 0 for none.

@@ -23,8 +23,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.kernels.attention import Heads, Pair
+from omlx_worker.engine.kernels.attention import Heads
 from omlx_worker.engine.kernels.attention_source import JOIN, PUT, attend, finite, prepare
+from omlx_worker.engine.kernels.pool import Pair, Pool
 from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 
@@ -142,7 +143,7 @@ class AttentionKernel:
     def attend(
         self,
         queries: mx.array,
-        bodies: Pair,
+        pool: Pool,
         tails: Pair,
         window: Window,
         scale: float,
@@ -152,11 +153,11 @@ class AttentionKernel:
             raise ValueError("it does not take latents")
         _check(queries.shape[-1], tails[1].shape[-1])
         names = ("queries", "tail_keys", "tail_values", "places", "body_keys", "body_values")
-        given = dict(zip(names, [queries, *tails, window.places, *bodies], strict=True))
-        capacity = bodies[0].shape[2]
-        if not options.get("ring"):
+        given = dict(zip(names, [queries, *tails, window.places, *pool.arrays], strict=True))
+        capacity = pool.length
+        if not pool.ring:
             given["table"], capacity = window.table, window.capacity
-        return self._attend(given, capacity, scale, **options).swapaxes(1, 2)
+        return self._attend(given, capacity, scale, ring=pool.ring, **options).swapaxes(1, 2)
 
     def _attend(
         self,
@@ -164,7 +165,7 @@ class AttentionKernel:
         capacity: int,
         scale: float,
         *,
-        ring: int = 0,
+        ring: int,
         sliding: int = 0,
         sinks: mx.array | None = None,
         softcap: float = 0.0,

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.kernels.attention import Heads, Pair
+from omlx_worker.engine.kernels.attention import Heads
 from omlx_worker.engine.kernels.contest import PLAIN, Contest
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
 from omlx_worker.engine.kernels.metal.products import (
@@ -21,6 +21,7 @@ from omlx_worker.engine.kernels.metal.products import (
 )
 from omlx_worker.engine.kernels.plain.net_inputs import Projected
 from omlx_worker.engine.kernels.plain.products import Product, finished, packed_product, product
+from omlx_worker.engine.kernels.pool import Pair, Pool
 from omlx_worker.engine.kernels.trial import Form
 from omlx_worker.engine.kernels.window import PAGE, Window, own_pages
 
@@ -123,28 +124,28 @@ def _projection(projected: mx.array, heads: Heads, tails: Pair, window: Window) 
 
 
 def _attention(
-    queries: mx.array, bodies: Pair, tails: Pair, window: Window, scale: float, **options: Any
+    queries: mx.array, pool: Pool, tails: Pair, window: Window, scale: float, **options: Any
 ) -> Compared:
     slots, query_heads, width, _ = queries.shape
-    _, heads, capacity, dims = bodies[0].shape
-    if pages := not options.get("ring"):
+    _, heads, capacity, dims = pool.arrays[0].shape
+    if not pool.ring:
         capacity = 1 << window.capacity.bit_length() - 1
-        while capacity * slots * heads * dims * bodies[0].dtype.size > MOST_SAMPLED:
+        while capacity * slots * heads * dims * pool.arrays[0].dtype.size > MOST_SAMPLED:
             capacity //= 2
         capacity = max(PAGE, capacity)
     used = [
         name if isinstance(value, mx.array) else f"{name} {value}"
-        for name, value in sorted(options.items())
+        for name, value in sorted({**options, "ring": pool.ring}.items())
         if isinstance(value, mx.array) or value
     ]
-    kind = f"{slots} rows, {width} wide, {query_heads} heads over {_heads(tails[0])}"
+    kind = f"{slots} rows, {width} wide, {query_heads} heads over {_heads(pool.arrays[0])}"
     kind = ", ".join([kind, f"values of {tails[1].shape[3]}", *used])
 
     def like() -> Sequence[Any]:
         table = own_pages(slots, -(-capacity // PAGE))
-        shape = (table.size, heads, PAGE) if pages else (slots, heads, capacity)
-        body = tuple(mx.broadcast_to(part[:1, :, :1], (*shape, part.shape[3])) for part in bodies)
-        return queries, body, tails, replace(window, table=table), scale
+        shape = (slots, heads, capacity) if pool.ring else (table.size, heads, PAGE)
+        arrays = [mx.broadcast_to(part[:1, :, :1], (*shape, part.shape[3])) for part in pool.arrays]
+        return queries, Pool(arrays, pool.ring), tails, replace(window, table=table), scale
 
     return f"{capacity} positions, {kind}", like
 

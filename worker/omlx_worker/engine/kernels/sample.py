@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
+from omlx_worker.engine.kernels.pool import Pool
 from omlx_worker.engine.kernels.window import Window
 
 
@@ -24,6 +25,8 @@ def sampled(value: Any, seed: int = 0) -> Any:
         keys = parts["keys"] / mx.linalg.norm(parts["keys"], axis=-1, keepdims=True)
         gates = {"beta": mx.sigmoid(parts["beta"]), "decay": _decays(parts["decay"])}
         return value._replace(**parts | gates | {"keys": keys})
+    if isinstance(value, Pool):
+        return value._replace(arrays=sampled(value.arrays, seed))
     if isinstance(value, mx.array):
         if not mx.issubdtype(value.dtype, mx.floating):
             return value + mx.zeros((), value.dtype)

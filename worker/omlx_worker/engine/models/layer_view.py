@@ -51,7 +51,7 @@ class LayerView:
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
     ) -> _Mask:
-        ring = self.cache.ring
+        ring = self.cache.pool.ring
         size = window_size or ring
         # plamo3 asks for a position more than its cache keeps, and sees it in a prompt alone.
         return _Mask(min(size, ring) if ring and self.window.lengths is None else size)

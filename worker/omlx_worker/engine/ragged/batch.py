@@ -210,10 +210,9 @@ class Batch:
         whole = length // PAGE
         row.pages += self.pages.lend(pages[:whole])
         self.reserve([(row, length)])
-        begun, copied = (Seat(0, indices(part[whole:])) for part in (pages, row.pages))
-        for cache in self.caches:
-            if cache.paged and begun.pages:
-                cache.write(copied, cache.held(begun, PAGE))
+        begun, copied = (indices(part[whole:]) for part in (pages, row.pages))
+        for cache in self.caches if begun else []:
+            cache.copy_pages(begun, copied)
 
     def reserve(self, rows: Sequence[tuple[Row, int]]) -> None:
         """Give rows pages. Waits for the step in flight, so that pages can be written to in place.

@@ -285,11 +285,8 @@ class RaggedDecoder(Batch):
             mx.async_eval(state)
         layers = [cache.arrays for cache in self.caches]
         hidden, written = self._halves.forward(layers, state, depth)
-        kept = (
-            layer[len(layer) - cache.unwritten :]
-            for layer, cache in zip(layers, self.caches, strict=True)
-        )
-        layers = [[*part, *rest] for part, rest in zip(written, kept, strict=True)]
+        parts = zip(written, self.caches, strict=True)
+        layers = [[*part, *cache.unwritten] for part, cache in parts]
         allowed = forced = None
         if masked:
             mx.async_eval(hidden, written)

@@ -117,8 +117,10 @@ class Footprint:
         caches = model.new_caches(1, TAIL)
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
         recurrent = [cache for cache in caches if not isinstance(cache, AttentionCache)]
+        pools = [cache.pool for cache in attention]
         # Bytes of a position and the ring of every attention layer.
-        self._layers = [(size_of(cache.tails) // TAIL, cache.ring) for cache in attention]
+        self._layers = [(pool.position_bytes, pool.ring) for pool in pools]
+        tails = sum(size_of(cache.tails) for cache in attention)
         state = sum(size_of(cache.arrays) for cache in recurrent)
         kept = 0
         if depth:
@@ -127,7 +129,7 @@ class Footprint:
             model.forward(mx.zeros((1, 1 + depth), mx.int32), caches, window, start)
             kept = sum(size_of(cache.kept) for cache in recurrent)
         # Tails, states and kept inputs.
-        self._slot = sum(TAIL * size for size, _ in self._layers) + state + kept
+        self._slot = tails + state + kept
         self._vocabulary = model.vocabulary
         self._logits = model.vocabulary * (1 + depth)
         self._state = state

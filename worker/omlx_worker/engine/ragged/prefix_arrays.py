@@ -48,8 +48,8 @@ class LayerSpecs:
         layers = []
         for cache in model.new_caches(1, 1):  # never evaluated: only the shapes are wanted
             if isinstance(cache, AttentionCache):
-                bodies = [body[:1, :, :1] for body in cache.bodies]
-                arrays, positions = bodies, cache.ring or None
+                arrays = [array[:1, :, :1] for array in cache.pool.arrays]
+                positions = cache.pool.ring or None
             else:
                 arrays, positions = cache.states, 0
             layers.append([ArraySpec(array.shape, array.dtype, positions) for array in arrays])

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.kernels import attention_kernel
-from omlx_worker.engine.kernels.attention import Attention, Pair
+from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel, lanes_for
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.plain.fixed_attention import FixedAttention
+from omlx_worker.engine.kernels.pool import Pair, Pool
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
@@ -47,6 +48,7 @@ def attended(
     width: int = 1,
     group: int = 2,
     size: int = 16,
+    ring: int = 0,
     **options: Any,
 ) -> mx.array:
     """What a window sees.
@@ -62,13 +64,12 @@ def attended(
     table = shuffled(slots, capacity)
     window = Window.at(cursors, lengths, width, table)
     tails: Pair = noise(1, slots, HEADS, TAIL, size), noise(2, slots, HEADS, TAIL, size)
-    ring = options.get("ring", 0)
     shape = (slots, HEADS, min(capacity, ring), size) if ring else (table.size, HEADS, PAGE, size)
-    bodies = noise(10, *shape), noise(20, *shape)
+    pool = Pool([noise(10, *shape), noise(20, *shape)], ring)
     new = [noise(seed, slots, HEADS, width, size) for seed in (3, 4)]
     queries = noise(5, slots, HEADS * group, width, size)
     tails = attention.put(tails, *new, window)
-    return attention.attend(queries, bodies, tails, window, size**-0.5, **options)
+    return attention.attend(queries, pool, tails, window, size**-0.5, **options)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -173,10 +174,9 @@ def of_one_history(
             for body in bodies
         ]
     queries = mx.array(np.stack([np.array(noise(n, 2 * HEADS, WIDE, SIZE)) for n in (7, length)]))
-    held = [mx.array(part) for part in (*bodies, *tails)]
-    seen = attention.attend(
-        queries, (held[0], held[1]), (held[2], held[3]), window, 0.25, ring=ring, **options
-    )
+    pool = Pool([mx.array(part) for part in bodies], ring)
+    held: Pair = mx.array(tails[0]), mx.array(tails[1])
+    seen = attention.attend(queries, pool, held, window, 0.25, **options)
     numbers: list[float] = seen[0].flatten().tolist()
     return numbers
 
@@ -222,7 +222,7 @@ def test_what_the_kernels_do_not_take_is_refused_with_a_reason() -> None:
         AttentionKernel("cuda").attend(
             *(
                 noise(1, 1, 2, 1, 16),
-                (noise(2, 1, 2, PAGE, 16),) * 2,
+                Pool([noise(2, 1, 2, PAGE, 16)] * 2),
                 (noise(2, 1, 2, TAIL, 16),) * 2,
             ),
             *(Window.at(mx.array([3]), mx.array([0]), 1, shuffled(1, 256)), 1.0),

@@ -10,9 +10,10 @@ import pytest
 from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
 
 from omlx_worker.engine.kernels import attention_kernel
-from omlx_worker.engine.kernels.attention import Heads, Pair, Rope
+from omlx_worker.engine.kernels.attention import Heads, Rope
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.pool import Pair
 from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
 from omlx_worker.engine.models.rotary import rope_of
 from tests.helpers.metal import emulator

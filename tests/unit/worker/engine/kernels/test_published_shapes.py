@@ -21,8 +21,9 @@ from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.net_kernels import NetKernels
-from omlx_worker.engine.kernels.plain.attention import PlainAttention, body_of
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
+from omlx_worker.engine.kernels.pool import Pool
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.models.rotary import rope_of
 from tests.helpers.metal import emulator
@@ -119,11 +120,9 @@ def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int) -> None:
     order = rng.permutation(many * capacity // PAGE)
     table = mx.array(order.reshape(many, -1), mx.int32)
     window = Window.at(mx.array(cursors, mx.int32), mx.array(lengths, mx.int32), width, table)
-    shape = (many, HEADS, min(capacity, ring), layer.size)
-    bodies = tuple(
-        noise(rng, dtype, *(shape if ring else (order.size, HEADS, PAGE, layer.size))) for _ in "kv"
-    )
-    whole = bodies if ring else [body_of(part, table) for part in bodies]
+    first, length = (many, min(capacity, ring)) if ring else (order.size, PAGE)
+    pool = Pool([noise(rng, dtype, first, HEADS, length, layer.size) for _ in "kv"], ring)
+    whole = pool.gather() if ring else pool.bodies(table)
     tails = tuple(noise(rng, dtype, many, HEADS, TAIL, layer.size) for _ in "kv")
     new = [noise(rng, dtype, many, HEADS, width, layer.size) for _ in "kv"]
     queries = noise(rng, dtype, many, HEADS * layer.group, width, layer.size)
@@ -132,8 +131,8 @@ def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int) -> None:
 
     written = kernel.put(tails, *new, window)
     mixed = kernel.attend(
-        *(queries, bodies, written, window, scale),
-        **{"ring": ring, "sliding": layer.sliding, "sinks": sinks, "softcap": layer.softcap},
+        *(queries, pool, written, window, scale),
+        **{"sliding": layer.sliding, "sinks": sinks, "softcap": layer.softcap},
     )
 
     for tail, old, fresh in zip(written, tails, new, strict=True):

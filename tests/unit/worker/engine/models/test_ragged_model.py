@@ -15,9 +15,10 @@ from mlx_lm.models.cache import ConcatenateKVCache
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.layout import pages_for
-from omlx_worker.engine.kernels.attention import Heads, Pair
+from omlx_worker.engine.kernels.attention import Heads
 from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.pool import Pair
 from omlx_worker.engine.kernels.window import PAGE, TAIL, Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.self_check import difference
@@ -198,7 +199,7 @@ def test_a_seed_gives_one_text_at_every_depth_and_in_company(
 def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
     caches = RaggedModel(tiny("gemma3_text"), Kernels()).new_caches(2, 1024)
 
-    lengths = [cache.bodies[0].shape[2] for cache in caches if isinstance(cache, AttentionCache)]
+    lengths = [cache.pool.length for cache in caches if isinstance(cache, AttentionCache)]
 
     assert lengths == [SLIDING, PAGE, SLIDING, PAGE]
 

@@ -38,7 +38,7 @@ def long_batch(network: nn.Module, depth: int = 0) -> RaggedDecoder:
 
 def bodies(batch: RaggedDecoder) -> list[mx.array]:
     caches = [cache for cache in batch.caches if isinstance(cache, AttentionCache)]
-    return [array for cache in caches for array in cache.bodies]
+    return [array for cache in caches for array in cache.pool.arrays]
 
 
 def addresses(batch: RaggedDecoder) -> list[int]:

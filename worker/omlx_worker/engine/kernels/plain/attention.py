@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from omlx_worker.engine.kernels.attention import Heads, Pair
+from omlx_worker.engine.kernels.attention import Heads
+from omlx_worker.engine.kernels.pool import Pair, Pool
 from omlx_worker.engine.kernels.window import PAGE, Window
 
 
@@ -35,19 +36,18 @@ class PlainAttention:
     def attend(
         self,
         queries: mx.array,
-        bodies: Pair,
+        pool: Pool,
         tails: Pair,
         window: Window,
         scale: float,
         *,
-        ring: int = 0,
         sliding: int = 0,
         sinks: mx.array | None = None,
         softcap: float = 0.0,
         rotary: mx.array | None = None,
     ) -> mx.array:
         if window.lengths is not None and rotary is None and not softcap:
-            return _of_prompts(queries, bodies, tails, window, scale, ring, sliding, sinks)
+            return _of_prompts(queries, pool, tails, window, scale, sliding, sinks)
         slots, query_heads, width, _ = queries.shape
         heads = tails[0].shape[1]
         group = query_heads // heads
@@ -57,11 +57,13 @@ class PlainAttention:
             for part in (queries, rotary)
             if part is not None
         ]
-        body_mask, tail_mask = window.masks(sliding, ring)
+        body_mask, tail_mask = window.masks(sliding, pool.ring)
         owners = None
-        if not ring:
+        if pool.ring:
+            bodies = pool.gather()
+        else:
             pages, owners, body_mask = window.listed(sliding)
-            bodies = bodies[0][pages], bodies[1][pages]
+            bodies = pool.gather(pages)
         parts = [_Part(bodies, body_mask, owners), _Part(tails, tail_mask)]
         scores = [_scores(asked, part, group, softcap) for part in parts]
         peaks = [_most(each, part, slots) for each, part in zip(scores, parts, strict=True)]
@@ -80,36 +82,27 @@ class PlainAttention:
         return out.reshape(slots, query_heads, width, -1)
 
 
-def body_of(pool: mx.array, table: mx.array) -> mx.array:
-    """The bodies ``[S, H, M * PAGE, D]`` that pages ``[P, H, PAGE, D]`` make."""
-    heads = pool.shape[1]
-    index = table[:, None] * heads + mx.arange(heads)[:, None]
-    return pool.flatten(0, 1)[index].flatten(2, 3)
-
-
 def _of_prompts(
     queries: mx.array,
-    bodies: Pair,
+    pool: Pool,
     tails: Pair,
     window: Window,
     scale: float,
-    ring: int,
     sliding: int,
     sinks: mx.array | None,
 ) -> mx.array:
     """Attention of a window of prompts, by MLX's own kernel."""
     width = window.tail
-    filled = min(window.longest, bodies[0].shape[2] if ring else window.longest)
-    if not ring:
-        pages = window.table[:, : -(-filled // PAGE)]
-        bodies = body_of(bodies[0], pages), body_of(bodies[1], pages)
+    filled = min(window.longest, pool.length if pool.ring else window.longest)
+    pages = window.table[:, : -(-filled // PAGE)]
+    bodies = pool.gather() if pool.ring else pool.bodies(pages)
     pairs = zip(bodies, tails, strict=True)
     keys, values = (
         mx.concatenate([old[:, :, :filled], new], axis=2) if filled else new for old, new in pairs
     )
     mask: mx.array | str = "causal"
     if window.both_ways or not (window.even and (not sliding or window.longest + width <= sliding)):
-        of_body, mask = window.masks(sliding, ring)
+        of_body, mask = window.masks(sliding, pool.ring)
         if filled:
             of_body = mx.broadcast_to(of_body[..., :filled], (*mask.shape[:3], filled))
             mask = mx.concatenate([of_body, mask], axis=-1)

@@ -13,8 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.kernels.attention import Pair
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.pool import Pair, Pool
 from omlx_worker.engine.kernels.window import PAGE, Window
 
 BLOCK = 128
@@ -28,12 +28,11 @@ class FixedAttention(PlainAttention):
     def attend(
         self,
         queries: mx.array,
-        bodies: Pair,
+        pool: Pool,
         tails: Pair,
         window: Window,
         scale: float,
         *,
-        ring: int = 0,
         sliding: int = 0,
         sinks: mx.array | None = None,
         softcap: float = 0.0,
@@ -59,10 +58,8 @@ class FixedAttention(PlainAttention):
         mixed: Any = 0.0
         for start in range(0, longest, BLOCK):
             positions = first[:, None] + mx.arange(start, start + BLOCK)
-            pairs = [
-                _at(positions, window, *pair, ring) for pair in zip(bodies, tails, strict=True)
-            ]
-            scores: Any = sum(q @ k.swapaxes(-1, -2) for q, k in zip(asked, pairs, strict=False))
+            pair = _at(positions, window, pool, tails)
+            scores: Any = sum(q @ k.swapaxes(-1, -2) for q, k in zip(asked, pair, strict=False))
             scores = scores.astype(mx.float32)
             if softcap:
                 scores = mx.tanh(scores / softcap) * softcap
@@ -73,22 +70,27 @@ class FixedAttention(PlainAttention):
             higher = mx.maximum(peak, scores.max(axis=-1, keepdims=True))
             fade, weights = mx.exp(peak - higher), mx.exp(scores - higher)
             peak, mass = higher, mass * fade + weights.sum(axis=-1, keepdims=True)
-            values = pairs[0 if rotary is not None else 1]
+            values = pair[0 if rotary is not None else 1]
             mixed = mixed * fade + (weights.astype(values.dtype) @ values).astype(mx.float32)
         out: mx.array = (mixed / mass).astype(queries.dtype)
         return out.reshape(slots, query_heads, width, -1)
 
 
-def _at(positions: mx.array, window: Window, body: mx.array, tail: mx.array, ring: int) -> mx.array:
-    """What body and tail hold at ``positions`` ``[S, L]`` of each row: ``[S, H, L, D]``."""
+def _at(positions: mx.array, window: Window, pool: Pool, tails: Pair) -> list[mx.array]:
+    """What bodies and tails hold at ``positions`` ``[S, L]`` of each row: ``[S, H, L, D]`` each."""
     lengths = window.body_lengths[:, None]
-    if ring:
-        inside = mx.minimum(positions % ring, body.shape[2] - 1)
-        from_body = mx.take_along_axis(body, inside[:, None, :, None], axis=2)
+    if pool.ring:
+        inside = mx.minimum(positions % pool.ring, pool.length - 1)
+        index = inside[:, None, :, None]
+        bodies = [mx.take_along_axis(array, index, axis=2) for array in pool.arrays]
     else:
         inside = mx.minimum(positions, window.capacity - 1)
         pages = mx.take_along_axis(window.table, inside // PAGE, axis=1)
-        from_body = body[pages, :, inside % PAGE].swapaxes(1, 2)
-    behind = mx.clip(positions - lengths, 0, tail.shape[2] - 1)
-    from_tail = mx.take_along_axis(tail, behind[:, None, :, None], axis=2)
-    return mx.where((positions < lengths)[:, None, :, None], from_body, from_tail)
+        found = pool.gather((pages, slice(None), inside % PAGE))
+        bodies = [array.swapaxes(1, 2) for array in found]
+    behind = mx.clip(positions - lengths, 0, tails[0].shape[2] - 1)[:, None, :, None]
+    in_body = (positions < lengths)[:, None, :, None]
+    return [
+        mx.where(in_body, body, mx.take_along_axis(tail, behind, axis=2))
+        for body, tail in zip(bodies, tails, strict=True)
+    ]
