@@ -94,12 +94,11 @@ def _of_prompts(
     """Attention of a window of prompts, by MLX's own kernel."""
     width = window.tail
     filled = min(window.longest, pool.length if pool.ring else window.longest)
-    pages = window.table[:, : -(-filled // PAGE)]
-    bodies = pool.gather() if pool.ring else pool.bodies(pages)
-    pairs = zip(bodies, tails, strict=True)
-    keys, values = (
-        mx.concatenate([old[:, :, :filled], new], axis=2) if filled else new for old, new in pairs
-    )
+    keys, values = tails
+    if filled:
+        pages = window.table[:, : -(-filled // PAGE)]
+        pairs = zip(pool.gather() if pool.ring else pool.bodies(pages), tails, strict=True)
+        keys, values = (mx.concatenate([old[:, :, :filled], new], axis=2) for old, new in pairs)
     mask: mx.array | str = "causal"
     if window.both_ways or not (window.even and (not sliding or window.longest + width <= sliding)):
         of_body, mask = window.masks(sliding, pool.ring)
