@@ -21,6 +21,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import footprint as memory
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.row import Row
 from scripts.bench.mixed_lengths import join_made_up
@@ -176,6 +177,13 @@ def test_prompts_that_are_read_together_take_what_was_projected(
 
     taken = mx.get_peak_memory() - before
     assert taken <= read <= 2.5 * taken
+
+
+def test_a_token_takes_its_keys_and_its_values(attentive: Loaded) -> None:
+    decoder = attentive.decoder()
+    model = as_ragged(attentive.network, drafts=False, checks=False)
+
+    assert decoder.footprint.of_row.token == LayerSpecs.of(model).token_bytes
 
 
 def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> None:
