@@ -47,12 +47,12 @@ class Pool(NamedTuple):
         return keys, values
 
     def write(self, index: Any, parts: Sequence[mx.array]) -> None:
-        """Write keys and values to an index of the arrays."""
+        """Write keys and values to an index of the arrays, in place."""
         for array, part in zip(self.arrays, parts, strict=True):
             array[index] = part
 
     def copy(self, pages: Sequence[int], to: Sequence[int]) -> None:
-        """Copy whole pages."""
+        """Copy whole pages, in place."""
         for array in self.arrays:
             array[mx.array(list(to))] = array[mx.array(list(pages))]
 
