@@ -72,6 +72,10 @@ class Window:
         index = offsets[:, None, :, None]
         return cls(cursors, body_lengths, table, index, places, entries=entries)
 
+    def starting_at(self, cursors: mx.array, width: int) -> Window:
+        """The window of ``width`` tokens of the same rows that starts at other cursors."""
+        return Window.at(cursors, self.body_lengths, width, self.table, self.entries)
+
     @classmethod
     def of_prompts(
         cls, done: Sequence[int], counts: Sequence[int], width: int, table: mx.array

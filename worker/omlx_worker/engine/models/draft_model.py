@@ -52,7 +52,7 @@ class DraftModel:
         """Run the draft model over ``tokens``, the last of which is one past the window."""
         width, count = hidden.shape[1], tokens.shape[1]
         first = window.cursors + (1 + width - count)
-        here = Window.at(first, window.body_lengths, count, window.table, window.entries)
+        here = window.starting_at(first, count)
         none = mx.zeros_like(window.cursors)
         out = self._draft.forward(self._known(tokens), self._own(caches), here, none)
         return out[:, -width:]

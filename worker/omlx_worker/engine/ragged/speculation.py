@@ -93,8 +93,7 @@ def propose(
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
             at = cursors + place if drafter.advances else window.cursors + accepted
-            here = Window.at(at, window.body_lengths, 1, window.table, window.entries)
-            last = drafter.draft(token, last, caches, here)
+            last = drafter.draft(token, last, caches, window.starting_at(at, 1))
     return mx.concatenate(drawn, axis=1)
 
 

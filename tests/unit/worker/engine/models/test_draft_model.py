@@ -16,7 +16,6 @@ from mlx_lm.models import llama
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of, load, load_engine
-from omlx_worker.engine.models import draft_model
 from omlx_worker.engine.models.draft_model import DraftModel
 from omlx_worker.engine.models.ragged_model import RaggedModel, Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -106,15 +105,14 @@ def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
     assert counter.accepted == counter.drafted > tokens / 2
 
 
-def late(cursors: mx.array, *rest: Any) -> Window:
-    return Window.at(cursors + 1, *rest)
-
-
 def test_a_draft_model_that_reads_one_position_off_would_be_noticed(target: nn.Module) -> None:
     decoder = with_drafts(target, target, 2)
-    counter = Counter(decoder)
+    counter, start = Counter(decoder), Window.starting_at
 
-    with patch.object(draft_model, "Window", type("", (), {"at": staticmethod(late)})):
+    def late(window: Window, cursors: mx.array, width: int) -> Window:
+        return start(window, cursors + 1, width)
+
+    with patch.object(Window, "starting_at", late):
         run(decoder, [row("x", prompt(20), 60)])
 
     assert counter.accepted < counter.drafted
