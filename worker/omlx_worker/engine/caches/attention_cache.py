@@ -96,7 +96,7 @@ class AttentionCache:
             projected: see `omlx_worker.engine.kernels.attention.Heads`.
         """
         if window.lengths is not None:
-            queries, keys, values = heads.split(projected, window.cursors)
+            queries, keys, values = heads.split(projected, window.turns)
             self.put(keys, values, window)
         else:
             queries, self.tails = self._attention.prepare(projected, heads, self.tails, window)

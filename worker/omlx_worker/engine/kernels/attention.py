@@ -57,8 +57,12 @@ class Heads:
     key_norm: mx.array | None = None
     epsilon: float = 0.0
 
-    def split(self, projected: mx.array, cursors: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """By MLX's operations: queries and keys, normed and rotated, and values."""
+    def split(self, projected: mx.array, turns: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """By MLX's operations: queries and keys, normed and rotated, and values.
+
+        Args:
+            turns: see `Window`.
+        """
         slots, width, _ = projected.shape
         ends = [self.stride * self.queries, self.stride * self.queries + self.size * self.keys]
         queries, keys, values = (
@@ -70,7 +74,7 @@ class Heads:
         if self.query_norm is not None:
             queries = mx.fast.rms_norm(queries, self.query_norm, self.epsilon)
             keys = mx.fast.rms_norm(keys, self.key_norm, self.epsilon)
-        rotated = [self.rope.rotate(part, offset=cursors) for part in (queries, keys)]
+        rotated = [self.rope.rotate(part, offset=turns) for part in (queries, keys)]
         return rotated[0], rotated[1], values
 
     def __str__(self) -> str:

@@ -233,7 +233,8 @@ PUT = """
   // Four numbers of one position of one head: lane is their place in the vector, row the position.
   const int heads = keys_shape[1];
   const int width = keys_shape[2];
-  const int place = row - places[3 * (n / heads) + 2];
+  const int slot = n / heads;
+  const int place = row - (places[3 * slot + 1] - places[3 * slot]);
   const bool is_new = place >= 0 && place < width;
   const long to = (static_cast<long>(n) * tail_keys_shape[2] + row) * D + 4 * lane;
   const long from = is_new ? (static_cast<long>(n) * width + place) * D + 4 * lane : to;
@@ -257,7 +258,7 @@ _PREPARE = """
   const bool is_query = row < asked;
   const int head = is_query ? row / width : (row - asked) / tail;
   const int index = (row - asked) % tail;
-  const int t = is_query ? row % width : index - places[3 * n + 2];
+  const int t = is_query ? row % width : index - (places[3 * n + 1] - places[3 * n]);
   const long vectors = is_query ? static_cast<long>(n) * asked + row
                                 : (static_cast<long>(n) * H + head) * tail + index;
   const long to = vectors * D;
@@ -272,7 +273,7 @@ _PREPARE = """
   const long from = line + (is_query ? head * Stride : Hq * Stride + head * D);
   NORM
   #define AT(e) NORMED(static_cast<float>(projected[from + (e)]), e)
-  const float position = static_cast<float>(places[3 * n + 1] + t);
+  const float position = static_cast<float>(places[3 * n + 2] + t);
   for (int e = lane; e < D; e += Simd) {
     float out = AT(e);
     if (e < Turned) {

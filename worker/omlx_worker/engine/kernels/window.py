@@ -27,13 +27,15 @@ class Window:
     """Where the tokens of one forward go; shared by all of its attention layers.
 
     Attributes:
-        cursors: ``[S]`` int32, filled positions of each row's cache, which is the position of
-            the window's first token.
+        cursors: ``[S]`` int32, filled positions of each row's cache: where the window's keys and
+            values go, and what its queries see.
         body_lengths: ``[S]`` int32, how many of them are in the bodies.
+        turns: ``[S]`` int32, the position that the window's first token is rotated by, or has a
+            learned embedding of. The cursor in rows of text.
         table: ``[S, M]`` int32, the pages of each row's bodies, in their order.
         entries: ``[E]`` int32, the places of pages in the flat table, -1 for none; None for all.
         index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
-        places: ``[S, 3]`` int32, body lengths, cursors and the positions between, for kernels.
+        places: ``[S, 3]`` int32, body lengths, cursors and turns, for kernels.
         tail: positions of a tail.
         lengths: of prompts, ``[S]`` int32, each row's tokens; the rest of its window is padding.
             None for a step.
@@ -44,6 +46,7 @@ class Window:
 
     cursors: mx.array
     body_lengths: mx.array
+    turns: mx.array
     table: mx.array
     index: mx.array
     places: mx.array
@@ -66,11 +69,12 @@ class Window:
         entries: mx.array | None = None,
     ) -> Self:
         """The window of ``width`` tokens per row that starts at each row's cursor."""
+        turns = cursors
         offsets = (cursors - body_lengths)[:, None] + mx.arange(width)
         # One array, so that a single slot's are more than MLX keeps in memory shared with the host.
-        places = mx.stack([body_lengths, cursors, cursors - body_lengths], axis=1)
+        places = mx.stack([body_lengths, cursors, turns], axis=1)
         index = offsets[:, None, :, None]
-        return cls(cursors, body_lengths, table, index, places, entries=entries)
+        return cls(cursors, body_lengths, turns, table, index, places, entries=entries)
 
     def starting_at(self, cursors: mx.array, width: int) -> Window:
         """The window of ``width`` tokens of the same rows that starts at other cursors."""

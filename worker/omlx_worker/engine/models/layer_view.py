@@ -1,6 +1,6 @@
 """What mlx-lm's modules see of one layer's ragged cache during one window.
 
-A `LayerView` stands in for the cache: its ``offset`` is each row's cursor, ``update_and_fetch``
+A `LayerView` stands in for the cache: its ``offset`` is each row's turn, ``update_and_fetch``
 stores the window's keys and values and returns the view in their place, and ``make_mask`` returns
 the size of the sliding window. `serve_views` makes the function ``scaled_dot_product_attention`` in
 the modules' own namespaces ask the view instead of computing, whenever it gets one as keys. So
@@ -41,7 +41,7 @@ class LayerView:
     """One layer's cache, for one window."""
 
     def __init__(self, cache: AttentionCache, window: Window) -> None:
-        self.offset = window.cursors
+        self.offset = window.turns
         self.cache = cache
         self.window = window
 

@@ -1,7 +1,7 @@
 """The state of a step: arrays with a leading axis of slots, of which each row has one.
 
 ``pending``       the token sampled last, not in the cache yet
-``cursors``       tokens in the cache, which is the pending token's position
+``cursors``       tokens in the cache, which is the pending token's index in the history
 ``body_lengths``  how many of them are in the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
 ``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step

@@ -18,6 +18,7 @@ from omlx_worker.engine.kernels.window import TAIL, Window, own_pages
 from omlx_worker.engine.models.rotary import rope_of
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
+from tests.helpers.rotation import turned
 
 pytestmark = needs_compiler
 
@@ -50,10 +51,13 @@ def heads(rope: Rope, size: int = 32, **options: Any) -> Heads:
 def given(
     heads: Heads, width: int, dtype: mx.Dtype = mx.float32
 ) -> tuple[mx.array, Heads, Pair, Window]:
-    """A window of three rows: one that begins, one in mid-tail, and one at the end of its tail."""
+    """A window of three rows: one that begins, one in mid-tail, and one at the end of its tail.
+
+    They are rotated by other positions than those that they are written to.
+    """
     offsets = mx.array([0, 40, TAIL - width], mx.int32)
     lengths = mx.array([0, 300, 4000], mx.int32)
-    window = Window.at(lengths + offsets, lengths, width, own_pages(3, 64))
+    window = turned(Window.at(lengths + offsets, lengths, width, own_pages(3, 64)), 5)
     total = heads.queries * heads.stride + 2 * heads.keys * heads.size
     tails = [noise(seed, dtype, 3, heads.keys, TAIL, heads.size) for seed in (1, 2)]
     return noise(0, dtype, 3, width, total), heads, (tails[0], tails[1]), window

@@ -412,7 +412,7 @@ def assert_close(got: mx.array, wanted: mx.array, tolerance: float) -> None:
         ("if (row >= asked + H * tail) return;", "", "race: writes new_keys"),
         ("offset > 0", "offset > 1", "off by"),
         ("e % 2 == 0", "e % 2 == 1", "reads outside of projected: element -1"),
-        ("places[3 * n + 1] + t", "places[3 * n + 1]", "off by"),
+        ("places[3 * n + 2] + t", "places[3 * n + 2]", "off by"),
     ],
 )
 def test_a_fault_planted_in_the_heads_is_seen(

@@ -24,6 +24,7 @@ from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.request import Sampling
 from tests.helpers.checkpoints import LLAMA, write_family, write_llama
 from tests.helpers.decoding import GREEDY, Loaded, enter, row, run
+from tests.helpers.rotation import turned
 
 pytestmark = pytest.mark.usefixtures("small_buckets")
 
@@ -103,6 +104,19 @@ def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
     )
 
     assert counter.accepted == counter.drafted > tokens / 2
+
+
+def test_a_shift_of_all_turns_changes_neither_noise_nor_caches(
+    target: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = run(with_drafts(target, target, 2), [row("x", prompt(20), 40, HOT)])
+    at = Window.at
+    monkeypatch.setattr(Window, "at", lambda *where: turned(at(*where), 7))
+    decoder = with_drafts(target, target, 2)
+    counter = Counter(decoder)
+
+    assert run(decoder, [row("x", prompt(20), 40, HOT)]) == wanted
+    assert counter.accepted == counter.drafted > 0
 
 
 def test_a_draft_model_that_reads_one_position_off_would_be_noticed(target: nn.Module) -> None:

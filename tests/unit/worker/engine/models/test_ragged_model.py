@@ -32,7 +32,7 @@ from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 
 pytestmark = pytest.mark.usefixtures("small_buckets")
 
-EVERY_DAY = ("llama", "gpt_neox", "gemma3_text", "lfm2")
+EVERY_DAY = ("llama", "gpt_neox", "gpt2", "gemma3_text", "lfm2")
 PARAMETERS = [
     pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow)
     for name in FAMILIES | RECURRENT

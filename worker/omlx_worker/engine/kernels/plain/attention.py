@@ -30,7 +30,7 @@ class PlainAttention:
     def prepare(
         self, projected: mx.array, heads: Heads, tails: Pair, window: Window
     ) -> tuple[mx.array, Pair]:
-        queries, keys, values = heads.split(projected, window.cursors)
+        queries, keys, values = heads.split(projected, window.turns)
         return queries, self.put(tails, keys, values, window)
 
     def attend(
