@@ -49,7 +49,10 @@ class Mode:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         settings = WorkerSettings(
-            model=args.model, mode=name, max_batch=max(args.jobs), lookup=args.lookup
+            model=args.model,
+            mode=name,
+            max_batch=max(args.jobs),
+            drafter="head,lookup" if args.lookup else "head",
         )
         self.name = name
         self.speeds: dict[int, list[float]] = defaultdict(list)

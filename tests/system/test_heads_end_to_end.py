@@ -49,7 +49,7 @@ def test_the_command_of_the_hint_gets_the_head_from_the_hub(tmp_path: Path, redi
         asked = ["--raw", "--temperature", "0", "--max-tokens", "60", "--ignore-eos"]
         queued = [*asked, "-m", "copy", "--queue-anyway", "--detach", PROMPT]
         job = run("omlx_producer.cli.main", "submit", *queued).stdout.strip()
-        ours = ["--burst", "--mode", "mtp", "--no-lookup", "--log-format", "json"]
+        ours = ["--burst", "--mode", "mtp", "--drafter", "head", "--log-format", "json"]
         log = run("omlx_worker.cli", *options, *ours).stderr
         return json.loads(run("omlx_producer.cli.main", "result", job, "--json").stdout), log
 

@@ -127,6 +127,8 @@ def test_an_option_before_its_command_is_told_where_it_belongs() -> None:
         ("omlx-submit", ["speak", "--json-schema=x"], "--json-schema: no such option; use --schem"),
         ("omlx-worker", ["--allow-webhooks"], "--allow-webhooks: no such option; leave it out (we"),
         ("omlx-worker", ["--lookup-ring", "5"], "--lookup-ring: no such option; leave it out (dra"),
+        ("omlx-worker", ["--draft-model=m"], "--draft-model: no such option; use --drafter MODE"),
+        ("omlx-worker", ["--no-lookup"], "--no-lookup: no such option; use --drafter head,lookup "),
         ("omlx-worker", ["--no-calibration"], "--no-calibration: no such option; leave it out (--"),
         ("omlx-worker", ["--patience=5"], "--patience: no such option; leave it out (fixed"),
         ("omlx-worker", ["--stream-ttl=5"], "--stream-ttl: no such option; leave it out (fixed"),

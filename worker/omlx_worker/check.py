@@ -84,7 +84,7 @@ def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
         return "with --fixed-shapes only --mode mtp drafts"
     if not settings.depth:
         return "--mode batched or --mtp-depth 0"
-    return "the checkpoint has no MTP head, --draft-model names no model, and --no-lookup"
+    return f"--drafter {settings.drafter} names nothing that drafts for this model"
 
 
 def _rows(engine: DecodingEngine, limit: int) -> int:

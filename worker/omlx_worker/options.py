@@ -19,10 +19,10 @@ from omlx_worker.mac.buffers import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
 
 SECTIONS = {
-    "Model": ("model", "model_alias", "mtp_from", "draft_model", "switch_after"),
+    "Model": ("model", "model_alias", "mtp_from", "switch_after"),
     "Decoding": (
         *("max_batch", "default_max_tokens", "thinking_budget", "mode"),
-        *("mtp_depth", "lookup", "fixed_shapes", "state_dir"),
+        *("drafter", "mtp_depth", "fixed_shapes", "state_dir"),
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),
@@ -35,6 +35,7 @@ SECTIONS = {
 }
 
 _METAVARS: dict[Any, str] = {
+    "drafter": "NAMES",
     "redis_url": "URL",
     "http": "PORT",
     "metrics_host": "ADDRESS",

@@ -21,7 +21,7 @@ from omlx_producer.wire.keys import PRIORITIES, queue_name
 from omlx_producer.wire.remedy import Remedy
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
-from omlx_worker.engine.rows.interface import FIRST_ROWS
+from omlx_worker.engine.rows.interface import FIRST_ROWS, HEAD, LOOKUP, NO_DRAFTER
 from omlx_worker.logs import LogFormat, LogLevel
 
 MOST_ROWS, USUAL_MOST_ROWS = 1024, 128
@@ -54,8 +54,11 @@ class WorkerSettings(BaseSettings):
         default=None, description="Name in requests and queues; else the model's."
     )
     model: str = Field(description="A folder, a Hugging Face id, or demo, a toy to try.")
-    draft_model: str | None = Field(
-        default=None, description="A smaller model or assistant that drafts, named likewise."
+    drafter: Annotated[
+        str, Remedy("head, lookup, none or a model, or lookup beside one, as in head,lookup")
+    ] = Field(
+        default=f"{HEAD},{LOOKUP}",
+        description="Who drafts: head or a model, lookup, both, or none.",
     )
     mtp_from: str | None = Field(
         default=None, description="Take its MTP head from this original, named likewise."
@@ -93,9 +96,6 @@ class WorkerSettings(BaseSettings):
         ge=0,
         le=MOST_OWN_DRAFTS,
         description="Drafts per step that are not looked up, at most; 0: none.",
-    )
-    lookup: bool = Field(
-        default=True, description="Also draft what followed the same tokens before."
     )
     fixed_shapes: bool = Field(
         default=False, description="One text in any company, in half precision too."
@@ -155,12 +155,22 @@ class WorkerSettings(BaseSettings):
                 ) from None
         return model
 
+    @field_validator("drafter")
+    @classmethod
+    def _is_one_beside_lookup(cls, drafter: str) -> str:
+        """Put lookup last."""
+        own, *beside = sorted(map(str.strip, drafter.split(",")), key=LOOKUP.__eq__)
+        if not own or (beside and (beside != [LOOKUP] or own in (LOOKUP, NO_DRAFTER))):
+            raise ValueError(drafter)
+        return ",".join([own, *beside])
+
     @field_validator("mtp_from")
     @classmethod
-    def _drafts_alone(cls, original: str | None, info: ValidationInfo) -> str | None:
-        if original is not None and info.data.get("draft_model") is not None:
+    def _drafts(cls, original: str | None, info: ValidationInfo) -> str | None:
+        drafter = info.data.get("drafter", HEAD)
+        if original is not None and HEAD not in drafter.split(","):
             raise PydanticCustomError(
-                REMEDY, "--draft-model drafts in place of a head; leave one of the two out"
+                REMEDY, f"no head drafts with --drafter {drafter}; leave one of the two out"
             )
         return original
 
@@ -186,12 +196,17 @@ class WorkerSettings(BaseSettings):
         return 0 if plain else self.mtp_depth
 
     @property
+    def own_drafter(self) -> str:
+        """What drafts beside lookups; `LOOKUP` for nothing."""
+        return self.drafter.split(",")[0]
+
+    @property
     def lookup_depth(self) -> int:
         """Drafts that are looked up, at most.
 
         A mode that does not choose the depth has one for all drafts.
         """
-        if not (self.lookup and self.depth):
+        if LOOKUP not in self.drafter.split(",") or not self.depth:
             return 0
         return MAX_DRAFT_DEPTH if self.mode == "auto" else self.depth
 

@@ -24,8 +24,10 @@ _INSTEAD = {
         **dict.fromkeys(
             ("--calibration", "--no-calibration"), "leave it out (--mode auto measures by itself)"
         ),
+        "--draft-model": "use --drafter MODEL,lookup",
         "--duty": _BY_CRON,
         "--hours": _BY_CRON,
+        **dict.fromkeys(("--lookup", "--no-lookup"), "use --drafter head,lookup or --drafter head"),
         "--lookup-ring": "leave it out (drafts are looked up in a row's own prompt and text)",
         "--only-on-power": f"{_BY_CRON} by what pmset -g batt says; "
         "caffeinate -i -w PID keeps a Mac awake",

@@ -137,7 +137,7 @@ def test_the_log_has_the_level_and_the_format_that_the_user_chose(
 
 @pytest.mark.parametrize(
     ("drafters", "drafts"),
-    [(None, "no drafts"), ("MTP head, lookup", "drafts up to 4 a step by MTP head, lookup")],
+    [(None, "no drafts"), ("head, lookup", "drafts up to 4 a step by head, lookup")],
 )
 def test_the_log_says_once_that_the_worker_is_ready_and_how_it_drafts(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, drafters: str | None, drafts: str

@@ -80,11 +80,30 @@ def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -
 
     said = check(qwen, "--mtp-depth", "2").stdout
 
-    assert "drafts   up to 8 a step by MTP head, lookup\nhead     from the checkpoint\n" in said
+    assert "drafts   up to 8 a step by head, lookup\nhead     from the checkpoint\n" in said
     assert "a token + 31 KiB a row for recurrent layers\n" in said
     assert "drafts   none: --mode batched" in check(qwen, "--mode", "batched").stdout
     assert "drafts   up to 8 a step by lookup\n" in check(llama).stdout
-    assert "drafts   none: the checkpoint has no MTP" in check(llama, "--no-lookup").stdout
+    assert "drafts   none: --drafter head names nothing" in check(llama, "--drafter", "head").stdout
+
+
+@pytest.mark.parametrize(
+    ("drafter", "drafts", "head"),
+    [
+        pytest.param(
+            "head", "up to 3 a step by head", "from the checkpoint", marks=pytest.mark.slow
+        ),
+        ("lookup", "up to 8 a step by lookup", None),
+        ("none", "none: --drafter none names nothing that drafts for this model", None),
+    ],
+)
+def test_only_what_is_named_drafts(
+    tmp_path: Path, drafter: str, drafts: str, head: str | None
+) -> None:
+    lines = check(write_qwen(tmp_path), "--drafter", drafter).stdout.splitlines()
+
+    said = dict(line.split(maxsplit=1) for line in lines)
+    assert (said["drafts"], said.get("head")) == (drafts, head)
 
 
 @pytest.mark.slow
@@ -111,16 +130,16 @@ def test_it_says_where_the_head_came_from_or_how_to_get_it(tmp_path: Path, llama
 @pytest.mark.slow
 def test_it_names_the_assistant_that_a_model_may_have(tmp_path: Path) -> None:
     gemma = write_family(tmp_path / "gemma", "gemma4_text")
-    command = f"omlx-worker run -m {gemma} --draft-model"
+    command = f"omlx-worker run -m {gemma} --drafter"
 
     unknown = check(gemma).stdout
     (gemma / "README.md").write_text("---\nbase_model: google/gemma-it\n---\n")
     named = check(gemma).stdout
-    drafted = checked(gemma, "--draft-model", str(write_assistant(tmp_path / "assistant")))
+    drafted = checked(gemma, "--drafter", str(write_assistant(tmp_path / "assistant")))
 
-    said = "head     the model's family has assistants that draft; get it with:"
-    assert f"{said} {command} ASSISTANT (the repository of the one for this model)\n" in unknown
-    assert f"{said} {command} google/gemma-it-assistant\n" in named
+    said = f"head     the model's family has assistants that draft; get it with: {command}"
+    assert f"{said} ASSISTANT,lookup (the repository of the one for this model)\n" in unknown
+    assert f"{said} google/gemma-it-assistant,lookup\n" in named
     assert drafted["head_hint"] is None
 
 
@@ -132,15 +151,16 @@ def test_a_head_that_is_not_run_here_is_told(tmp_path: Path, family: str) -> Non
 
     assert (
         f"head     the MTP head of the model's family, {family}, is not run here; "
-        "a smaller model of the same vocabulary can draft: --draft-model\n" in said
+        "a smaller model of the same vocabulary can draft: --drafter MODEL,lookup\n" in said
     )
 
 
-def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Path) -> None:
+def test_a_model_that_drafts_is_named_and_its_cache_counted(tmp_path: Path, llama: Path) -> None:
     draft = str(write_llama(tmp_path / "draft"))
-    alone, both = checked(llama), checked(llama, "--draft-model", draft, "--mtp-depth", "2")
+    alone = checked(llama)
+    both = checked(llama, "--drafter", f"{draft},lookup", "--mtp-depth", "2")
 
-    assert (both["drafts_by"], both["draft_depth"]) == (f"draft model {draft}, lookup", 8)
+    assert (both["drafts_by"], both["draft_depth"]) == (f"{draft}, lookup", 8)
     assert (both["token"], both["weights"]) == (2 * alone["token"], 2 * alone["weights"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +57,8 @@ def test_the_help_shows_options_in_sections_with_their_defaults() -> None:
     text = " ".join(" ".join(lines).split())
     assert "--max-batch N Rows at once, at most; else as many as pay, up to 128." in text
     assert "--model NAME A folder, a Hugging Face id, or demo, a toy to try. --" in text
-    assert "--lookup / --no-lookup" in text
-    assert "[default: lookup]" in text
+    assert "--drafter NAMES Who drafts: head or a model, lookup, both, or none." in text
+    assert "[default: head,lookup]" in text
     assert "--redis-grace SECONDS Seconds that Redis may be away. [default: 600]" in text
     assert "--burst End when the queues are empty. --" in text
     assert "--prefix-cache SIZE For shared prefixes" in text
@@ -147,6 +148,29 @@ def test_a_model_drafts_up_to_four_tokens_itself() -> None:
     assert WorkerSettings(mtp_depth=4).mtp_depth == 4
     result = invoke("run", OMLX_QUEUE_MTP_DEPTH="5")
     assert "OMLX_QUEUE_MTP_DEPTH: got 5; give a whole number from 0 to 4\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "lookups"),
+    [
+        ("head,lookup", "head", 8),
+        ("lookup, org/small", "org/small", 8),
+        ("head", "head", 0),
+        ("lookup", "lookup", 8),
+        ("none", "none", 0),
+    ],
+)
+def test_a_drafter_is_alone_or_beside_lookup(given: str, own: str, lookups: int) -> None:
+    settings = WorkerSettings(drafter=given)
+    assert (settings.own_drafter, settings.lookup_depth) == (own, lookups)
+
+
+@pytest.mark.parametrize("given", ["", "head,", "head,org/small", "none,lookup", "lookup,lookup"])
+def test_other_drafters_are_refused(given: str) -> None:
+    result = invoke("run", "--drafter", given)
+    remedy = "give head, lookup, none or a model, or lookup beside one, as in head,lookup"
+    said = f"omlx-worker: --drafter: got {shlex.quote(given)}; {remedy}\n"
+    assert (result.exit_code, result.stderr) == (2, said)
 
 
 def test_every_setting_that_can_be_wrong_has_a_remedy() -> None:
@@ -268,11 +292,11 @@ def read_run(*arguments: str) -> list[WorkerSettings]:
 def test_options_after_a_model_are_its_own_and_those_before_the_first_are_for_all() -> None:
     first, second = read_run(
         *("--mode", "mtp", "--max-batch=8", "-m", "a", "--mtp-depth", "2", "--name", "mac-1"),
-        *("--model=models/b", "--model-alias", "other", "--draft-model", "c", "--max-batch", "4"),
+        *("--model=models/b", "--model-alias", "other", "--drafter", "c", "--max-batch", "4"),
     )
     assert (first.alias, first.mode, first.max_batch, first.mtp_depth) == ("a", "mtp", 8, 2)
     assert (second.alias, second.mode, second.max_batch, second.mtp_depth) == ("other", "mtp", 4, 3)
-    assert (first.draft_model, second.draft_model) == (None, "c")
+    assert (first.drafter, second.drafter) == ("head,lookup", "c")
     assert first.name == second.name == "mac-1"
 
 

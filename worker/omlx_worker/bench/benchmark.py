@@ -18,7 +18,6 @@ from omlx_worker.bench.sides import (
     DecoderSide,
     Side,
     StreamSide,
-    has_head,
 )
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.kernels.contest import HERE, Result
@@ -29,7 +28,7 @@ from omlx_worker.engine.loading.loader import (
     context_length,
     decoder_of,
     load,
-    load_draft_model,
+    read_drafter,
 )
 from omlx_worker.engine.ragged.footprint import budget
 
@@ -49,7 +48,7 @@ class Benchmark:
         rows: numbers of rows that decode at the same time.
         depths: drafts a step, or ``auto``; None for all that the model can do.
         context: prompt tokens of each row.
-        draft_model: drafts in place of the model's own head; named like ``model``.
+        drafter: see `read_drafter`; lookups are not measured.
         graft: where the model gets its head from; None for its own.
 
     Raises:
@@ -71,7 +70,7 @@ class Benchmark:
         depths: Sequence[int | str] | None,
         context: int,
         plan: LapPlan,
-        draft_model: str | None = None,
+        drafter: str = "head",
         graft: Graft | None = None,
     ) -> None:
         self.figures: list[Measured] = []
@@ -82,13 +81,14 @@ class Benchmark:
                 f"--context: got {context} beside --tokens {plan.tokens}, but the context of "
                 f"{model} has {most} tokens; give at most {most} together"
             )
-        draft = load_draft_model(draft_model, tokenizer) if draft_model else None
+        make_drafter = read_drafter(drafter, tokenizer)
         self.family = str(config.get("model_type", "model"))
         self.dtype = precision(network)
-        depths = _possible_depths(draft is not None or has_head(network), model, depths)
+        drafts_here = decoder_of(network, max(rows), DEEPEST, make_drafter).own_depth > 0
+        depths = _possible_depths(drafts_here, model, depths)
         deepest_of = {depth: DEEPEST if depth == AUTO else int(depth) for depth in depths}
         decoders = {
-            depth: decoder_of(network, max(rows), drafts, draft if drafts else None)
+            depth: decoder_of(network, max(rows), drafts, make_drafter)
             for depth, drafts in deepest_of.items()
         }
         deepest = max(decoders.values(), key=lambda decoder: decoder.max_depth)
@@ -133,8 +133,8 @@ def _possible_depths(
     drafts = next((depth for depth in wanted if depth), 0)
     if drafts and not can_draft:
         raise BenchError(
-            f"--depths: got {drafts}, but {model} has no MTP head to draft with; "
-            "measure depth 0 alone, or name --mtp-from or --draft-model"
+            f"--depths: got {drafts}, but nothing drafts for {model} (lookups are not measured); "
+            "measure depth 0 alone, or give --mtp-from or --drafter MODEL"
         )
     return wanted
 

@@ -43,7 +43,7 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 
 
 @click.command(cls=ModelCommand)
-@settings_options({"model", "mtp_from", "state_dir", "draft_model"})
+@settings_options({"model", "mtp_from", "state_dir", "drafter"})
 @option(
     "--rows",
     callback=_listed(1, MOST_ROWS),
@@ -107,7 +107,7 @@ def bench(
     from omlx_worker.engine.rows.interface import ModelError
 
     start_logging("warning")
-    model, drafter, graft = settings.model, settings.draft_model, graft_of(settings)
+    model, drafter, graft = settings.model, settings.own_drafter, graft_of(settings)
     try:
         benchmark = Benchmark(model, rows, depths, context, LapPlan(laps, tokens), drafter, graft)
     except (BenchError, ModelError) as error:

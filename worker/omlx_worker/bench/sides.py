@@ -18,8 +18,6 @@ from mlx_lm.sample_utils import make_sampler
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
-from omlx_worker.engine.loading.families import as_ragged
-from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.request import RowRequest, Sampling
@@ -141,11 +139,3 @@ class StreamSide:
 
     def _generate(self, prompt: list[int], sampler: Callable[[mx.array], mx.array]) -> Any:
         return generate_step(mx.array(prompt), self._network, max_tokens=FOREVER, sampler=sampler)
-
-
-def has_head(network: nn.Module) -> bool:
-    """Whether a network drafts by itself on the ragged batch."""
-    try:
-        return as_ragged(network).drafter is not None
-    except Unsupported:
-        return False

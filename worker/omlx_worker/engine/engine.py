@@ -13,7 +13,7 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.footprint import budget, keep_within
 from omlx_worker.engine.rows.emission import Emission, Said
 from omlx_worker.engine.rows.emitting import Texts
-from omlx_worker.engine.rows.interface import Delays
+from omlx_worker.engine.rows.interface import HEAD, LOOKUP, Delays
 from omlx_worker.engine.rows.request import RowRequest
 from omlx_worker.engine.rows.row import Row, Size
 from omlx_worker.engine.warm_up import WarmUp
@@ -25,7 +25,7 @@ class DecodingEngine:
     Args:
         family: of the model, as mlx-lm names it.
         prepare: see `Engine`.
-        draft_model: its name, if one drafts.
+        drafter: what drafts beside lookups, by its name in ``--drafter``.
         repeats: whether the tokens of an interrupted row are decoded again rather than read,
             because fixed shapes round them so.
 
@@ -49,7 +49,7 @@ class DecodingEngine:
         prepare: Callable[[GenerationRequest, str], list[RowRequest]],
         info: ModelInfo,
         max_rows: int,
-        draft_model: str | None = None,
+        drafter: str = HEAD,
         *,
         repeats: bool = False,
     ) -> None:
@@ -61,8 +61,7 @@ class DecodingEngine:
         self.info = info
         self.max_rows = max_rows
         self.max_depth, self.own_depth = decoder.max_depth, decoder.own_depth
-        drafter = f"draft model {draft_model}" if draft_model else "MTP head"
-        drafters = [drafter] * (decoder.own_depth > 0) + ["lookup"] * decoder.looks_up
+        drafters = [drafter] * (decoder.own_depth > 0) + [LOOKUP] * decoder.looks_up
         self.drafters = ", ".join(drafters) or None
         self.shares, self.pads = decoder.shares, decoder.pads
         self.weight_bytes, self.memory_budget = decoder.weight_bytes, budget()

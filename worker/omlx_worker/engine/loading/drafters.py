@@ -1,8 +1,9 @@
-"""What ``--draft-model`` names beside a model: a smaller model, or an assistant of its family."""
+"""What drafts for a model: the names of ``--drafter``, and other models."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,10 +22,29 @@ from omlx_worker.engine.models.assistant import (
     has_assistants,
 )
 from omlx_worker.engine.models.draft_model import DraftModel
-from omlx_worker.engine.models.ragged_model import Drafter, Unsupported
-from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.engine.models.ragged_model import Drafter, RaggedModel, Unsupported
+from omlx_worker.engine.rows.interface import HEAD, LOOKUP, NO_DRAFTER, ModelError
 
-DRAFT_MODEL = "--draft-model"
+DRAFTER = "--drafter"
+
+MakeDrafter = Callable[[nn.Module, RaggedModel, Kernels], Drafter | None]
+"""Makes what drafts for a loaded network.
+
+It is given the network, its ragged form, and the forms of the parts of what drafts.
+"""
+
+
+def own_head(_network: nn.Module, ragged: RaggedModel, _kernels: Kernels) -> Drafter | None:
+    """The model's MTP head, which its ragged form has already."""
+    return ragged.drafter
+
+
+def nothing(*_: object) -> None:
+    """Lookups need no drafter; see `omlx_worker.engine.ragged.lookups`."""
+
+
+DRAFTERS: dict[str, MakeDrafter] = {HEAD: own_head, LOOKUP: nothing, NO_DRAFTER: nothing}
+"""By what ``--drafter`` calls them; any other name is that of a model (`drafter_of`)."""
 
 
 def assistant_hint(network: nn.Module, model: str, path: Path) -> str | None:
@@ -36,11 +56,11 @@ def assistant_hint(network: nn.Module, model: str, path: Path) -> str | None:
     if not has_assistants(network):
         return None
     base = base_model(model, path)
-    command = f"omlx-worker run -m {shlex.quote(model)} {DRAFT_MODEL} "
+    command = f"omlx-worker run -m {shlex.quote(model)} {DRAFTER} "
     said = f"the model's family has assistants that draft; get it with: {command}"
     if base is None:
-        return f"{said}ASSISTANT (the repository of the one for this model)"
-    return f"{said}{base}-assistant"
+        return f"{said}ASSISTANT,{LOOKUP} (the repository of the one for this model)"
+    return f"{said}{base}-assistant,{LOOKUP}"
 
 
 def is_assistant(path: Path) -> bool:
@@ -61,7 +81,7 @@ def load_assistant(path: Path) -> Assistant:
         assistant, _ = load_model(path, get_model_classes=lambda **_: (Assistant, AssistantArgs))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(
-            f"{DRAFT_MODEL} {path}: the assistant cannot be loaded: {one_line(str(error))}"
+            f"{DRAFTER} {path}: the assistant cannot be loaded: {one_line(str(error))}"
         ) from None
     assert isinstance(assistant, Assistant)
     if mx.default_device() == mx.cpu:
@@ -70,12 +90,14 @@ def load_assistant(path: Path) -> Assistant:
     return assistant
 
 
-def drafter_of(draft: nn.Module, network: nn.Module, vocabulary: int, kernels: Kernels) -> Drafter:
+def drafter_of(
+    name: str, draft: nn.Module, network: nn.Module, ragged: RaggedModel, kernels: Kernels
+) -> Drafter:
     """What drafts for a model by another network.
 
     Args:
-        network: of the model, which has a ``vocabulary`` of this size.
-        kernels: the forms of the parts of what drafts.
+        name: of ``draft``, for errors.
+        network, ragged, kernels: see `MakeDrafter`.
 
     Raises:
         ModelError: if ``draft`` cannot draft for it.
@@ -86,7 +108,8 @@ def drafter_of(draft: nn.Module, network: nn.Module, vocabulary: int, kernels: K
             return AssistantDrafter(network, draft, kernels)
     else:
         try:
-            return DraftModel(as_ragged(draft, drafts=False, kernels=kernels), vocabulary)
+            own = as_ragged(draft, drafts=False, kernels=kernels)
+            return DraftModel(own, ragged.vocabulary)
         except Unsupported as unsupported:
             reason = unsupported
-    raise ModelError(f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another")
+    raise ModelError(f"{DRAFTER} {name}: it cannot draft here, because {reason}; give another")

@@ -224,7 +224,7 @@ def head_hint(network: nn.Module, config: Mapping[str, Any], model: str, path: P
     if not can_have_head(network):
         return (
             f"the MTP head of the model's family, {config['model_type']}, is not run here; "
-            "a smaller model of the same vocabulary can draft: --draft-model"
+            "a smaller model of the same vocabulary can draft: --drafter MODEL,lookup"
         )
     original = base_model(model, path) or "ORIGINAL"
     command = f"omlx-worker run -m {shlex.quote(model)} {MTP_FROM} {original}"

@@ -23,11 +23,14 @@ from omlx_worker.engine.kernels.contest import HERE, Contest
 from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.loading.checkpoint import DEMO, Original, resolve
 from omlx_worker.engine.loading.drafters import (
-    DRAFT_MODEL,
+    DRAFTER,
+    DRAFTERS,
+    MakeDrafter,
     assistant_hint,
     drafter_of,
     is_assistant,
     load_assistant,
+    own_head,
 )
 from omlx_worker.engine.loading.embedding import Embedder, embeds, nested, prepare, read_embedder
 from omlx_worker.engine.loading.families import as_ragged
@@ -40,7 +43,7 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.constraints import Grammars
-from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError, Tell
+from omlx_worker.engine.rows.interface import HEAD, NO_DRAFTER, PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.request import Sampling
 from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
@@ -84,7 +87,7 @@ def load_engine(
     max_rows: int,
     depth: int = 0,
     graft: Graft | None = None,
-    draft_model: str | None = None,
+    drafter: str = HEAD,
     lookup: int = 0,
     prefixes: int = 0,
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
@@ -98,9 +101,9 @@ def load_engine(
     Args:
         model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
         max_rows: how many rows may decode at once.
-        depth: most drafts a step by an MTP head or a draft model.
+        depth: most drafts a step by ``drafter``.
         graft: see `load`; left out at depth 0.
-        draft_model: named like ``model``; not loaded at depth 0.
+        drafter: one of `DRAFTERS`, or a model, named like ``model``; not loaded at depth 0.
         lookup: most drafts a step that are looked up; 0 for none.
         prefixes: bytes of beginnings of prompts that are kept; 0 for none.
         chat_tokens: of a chat that sets no limit, at most.
@@ -110,8 +113,8 @@ def load_engine(
         tell: told what is done now.
 
     Raises:
-        ModelError: if there is no such model, its files cannot be used, or the draft model cannot
-            draft for it.
+        ModelError: if there is no such model, its files cannot be used, or the drafter cannot draft
+            for it.
     """
     path = resolve(model, tell=tell)
     tell("reading the weights")
@@ -124,10 +127,14 @@ def load_engine(
     embedder = read_embedder(path, config) if embedding else None
     head: MTPHead | None = getattr(network, "mtp", None)
     if not depth:
-        draft_model = None
-    draft = load_draft_model(draft_model, tokenizer, tell) if draft_model else None
+        drafter = NO_DRAFTER
+    make_drafter = read_drafter(drafter, tokenizer, tell)
     contest = Contest(kernels_dir, fixed=fixed)
-    decoder = decoder_of(network, max_rows, depth, draft, lookup, prefixes, contest, embedder)
+    decoder = decoder_of(
+        network, max_rows, depth, make_drafter, lookup, prefixes, contest, embedder
+    )
+    if drafter == HEAD and not decoder.max_depth:
+        log.warning("the model has no MTP head to draft with: rows decode a token a step")
     info = _info(model, path, config, tokenizer, embedder, decoder.max_depth)
     defaults = _defaults(path)
     vocabulary = decoder.vocabulary  # the config may tell of fewer
@@ -147,12 +154,12 @@ def load_engine(
     )
     family = config["model_type"]
     engine = DecodingEngine(
-        family, decoder, tokenizer, prompters.rows, info, max_rows, draft_model, repeats=fixed
+        family, decoder, tokenizer, prompters.rows, info, max_rows, drafter, repeats=fixed
     )
     engine.contest = contest
     if not embedder:
         engine.shapes = WarmUp(decoder, 1 if fixed else max_rows)
-    if depth and not draft_model:
+    if drafter == HEAD:
         engine.head = (head.origin or "the checkpoint") if head else None
         hint = head_hint(network, config, model, path)
         engine.head_hint = hint or assistant_hint(network, model, path)
@@ -258,29 +265,36 @@ def load(
     return network, tokenizer, config
 
 
-def load_draft_model(
-    model: str, tokenizer: TokenizerWrapper, tell: Tell = lambda _: None
-) -> nn.Module:
-    """Load the network that drafts for a model with this tokenizer.
+def read_drafter(
+    name: str, tokenizer: TokenizerWrapper, tell: Tell = lambda _: None
+) -> MakeDrafter:
+    """What makes the drafter of this name. A model that drafts is loaded now.
 
     Args:
+        name: see `load_engine`.
+        tokenizer: of the model that it drafts for.
         tell: told what is downloaded and read.
 
     Raises:
-        ModelError: if it cannot be loaded or its tokens have other ids.
+        ModelError: if a model cannot be loaded or its tokens have other ids.
     """
-    path = resolve(model, DRAFT_MODEL, tell)
-    tell("reading the draft model")
+    if name in DRAFTERS:
+        return DRAFTERS[name]
+    try:
+        path = resolve(name, DRAFTER, tell)
+    except ModelError as error:
+        raise ModelError(f"{error}, or give one of {', '.join(DRAFTERS)}") from None
+    tell("reading the model that drafts")
     if is_assistant(path):
-        return load_assistant(path)
-    network, other, _ = load(path, DRAFT_MODEL)
+        return partial(drafter_of, name, load_assistant(path))
+    network, other, _ = load(path, DRAFTER)
     ids, others = tokenizer.get_vocab(), other.get_vocab()
     if not same_vocabulary(ids, others):
         raise ModelError(
-            f"{DRAFT_MODEL} {model}: {same_ids(ids, others)} of its {len(others)} tokens are among "
+            f"{DRAFTER} {name}: {same_ids(ids, others)} of its {len(others)} tokens are among "
             f"the model's {len(ids)} by the same ids; give a model with the same vocabulary"
         )
-    return network
+    return partial(drafter_of, name, network)
 
 
 def _defaults(path: Path) -> Sampling:
@@ -306,7 +320,7 @@ def decoder_of(
     network: nn.Module,
     max_rows: int,
     depth: int,
-    draft: nn.Module | None = None,
+    make_drafter: MakeDrafter = own_head,
     lookup: int = 0,
     prefixes: int = 0,
     contest: Contest = HERE,
@@ -315,15 +329,15 @@ def decoder_of(
     """The ragged batch of a model.
 
     Args:
-        draft: drafts in place of the model's own head.
+        make_drafter: not called at depth 0.
         lookup, prefixes: see `load_engine`.
         contest: where forms of kernels compete; with fixed ones, the batch has fixed shapes.
         embedder: of a model that makes vectors.
 
     Raises:
-        ModelError: if it has no ragged form, or ``draft`` cannot draft for it.
+        ModelError: if it has no ragged form, or the drafter cannot draft for it.
     """
-    kernels, drafts = for_device(contest), depth > 0 and draft is None
+    kernels, drafts = for_device(contest), depth > 0 and make_drafter is own_head
     try:
         ragged = as_ragged(network, drafts=drafts, kernels=kernels, embedder=embedder)
     except Unsupported as reason:
@@ -332,10 +346,8 @@ def decoder_of(
             f"--model: this {family} cannot be decoded in a batch, because {reason}; "
             "give another, or serve it with mlx_lm.server"
         ) from None
-    if draft is not None:
-        ragged.drafter = drafter_of(draft, network, ragged.vocabulary, kernels)
-    if depth and not (ragged.drafter or lookup):
-        log.warning("the model has no MTP head to draft with: rows decode a token a step")
+    if depth:
+        ragged.drafter = make_drafter(network, ragged, kernels)
     for part in ragged.slow_parts:
         log.warning("slow: %s", part)
     kept = partial(PrefixCache, LayerSpecs.of(ragged), prefixes) if prefixes else None

@@ -48,6 +48,9 @@ class Delays(NamedTuple):
     contests: int = 0
 
 
+HEAD, LOOKUP, NO_DRAFTER = "head", "lookup", "none"
+"""What ``--drafter`` names beside models."""
+
 Tell = Callable[[str], object]
 """Told in a few words what a long work does now. From any thread."""
 
@@ -66,8 +69,8 @@ class Engine(Protocol):
         max_rows: how many rows may be added at the same time.
         max_depth: how many tokens a step can draft for a row; 0 if nothing drafts.
         own_depth: how many of them the model or its draft model makes; the others are looked up.
-        drafters: ``MTP head``, ``draft model`` with its name, ``lookup``, a comma between two, or
-            None.
+        drafters: those of ``--drafter`` that draft, by their names there, a comma between two;
+            None for none.
         shares: whether there is a prefix cache, which keeps beginnings of prompts for other rows.
         pads: whether as many tokens of each row are computed as of the longest, padded.
         weight_bytes: of the model's weights.

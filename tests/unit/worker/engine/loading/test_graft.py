@@ -345,7 +345,7 @@ def test_check_and_bench_take_the_option(
     quick = ["--rows", "1", "--depths", "2", "--context", "8", "--tokens", "3", "--laps", "1"]
     measured = CliRunner().invoke(cli.main, ["bench", *options, *quick, "--json", str(report)])
 
-    assert json.loads(checked.stdout)["drafts_by"] == "MTP head, lookup"
+    assert json.loads(checked.stdout)["drafts_by"] == "head, lookup"
     assert measured.exit_code == 0, measured.output
     assert "K=2" in [figures["side"] for figures in json.loads(report.read_text())["decoding"]]
 
@@ -356,14 +356,14 @@ def test_a_mode_without_drafts_takes_no_head(copy: Path) -> None:
     assert checked.exit_code == 0, checked.output
 
 
-def test_a_head_and_a_draft_model_are_one_too_many() -> None:
-    both = ["-m", "demo", "--draft-model", "demo", "--mtp-from", "demo"]
+def test_a_head_that_would_not_draft_is_one_too_many() -> None:
+    both = ["-m", "demo", "--drafter", "demo", "--mtp-from", "demo"]
 
     for command in ("check", "run", "bench"):
         refused = CliRunner().invoke(cli.main, [command, *both])
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
         assert refused.stderr.startswith("omlx-worker: --mtp-from: ")
-        assert "--draft-model drafts in place of a head; leave one of the two out" in refused.stderr
+        assert "no head drafts with --drafter demo; leave one of the two out" in refused.stderr
 
 
 @pytest.mark.slow

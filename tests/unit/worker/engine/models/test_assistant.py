@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_worker.engine.kernels.window import TAIL
-from omlx_worker.engine.loading.loader import decoder_of, load_draft_model, load_engine
+from omlx_worker.engine.loading.drafters import drafter_of, load_assistant
+from omlx_worker.engine.loading.loader import decoder_of, load_engine
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.request import Sampling
@@ -45,14 +47,11 @@ def assistant(gemma: Loaded, tmp_path_factory: pytest.TempPathFactory) -> nn.Mod
 
 
 def loaded(gemma: Loaded, path: Path, bits: int | None = None, **config: Any) -> nn.Module:
-    written = write_assistant(path, bits, VOCABULARY, **config)
-    return load_draft_model(str(written), gemma.tokenizer)
+    return load_assistant(write_assistant(path, bits, VOCABULARY, **config))
 
 
 def batch(gemma: Loaded, assistant: nn.Module, depth: int) -> RaggedDecoder:
-    decoder = decoder_of(gemma.network, 4, depth, assistant if depth else None)
-    assert isinstance(decoder, RaggedDecoder)
-    return decoder
+    return decoder_of(gemma.network, 4, depth, partial(drafter_of, "assistant", assistant))
 
 
 def prompt(length: int) -> list[int]:
@@ -158,20 +157,20 @@ def published(path: Path) -> Path:
     return path
 
 
-def test_an_engine_takes_it_by_the_name_of_a_draft_model(tmp_path: Path) -> None:
+def test_an_engine_takes_it_by_its_name(tmp_path: Path) -> None:
     model = str(published(write_family(tmp_path / "model", "gemma4_text")))
     draft = str(write_assistant(tmp_path / "draft", model_type="gemma4_unified_assistant"))
 
-    engine = load_engine(model, max_rows=1, depth=2, draft_model=draft)
+    engine = load_engine(model, max_rows=1, depth=2, drafter=draft)
 
     assert engine.info.draft_depth == 2
-    assert engine.drafters == f"draft model {draft}"
+    assert engine.drafters == draft
 
 
 def test_one_that_does_not_fit_is_one_sentence(tmp_path: Path, gemma: Loaded) -> None:
     def refused(model: Path, draft: Path) -> str:
         with pytest.raises(ModelError) as caught:
-            load_engine(str(model), max_rows=1, depth=2, draft_model=str(draft))
+            load_engine(str(model), max_rows=1, depth=2, drafter=str(draft))
         return str(caught.value)
 
     model = write_family(tmp_path / "model", "gemma4_text")
@@ -181,10 +180,10 @@ def test_one_that_does_not_fit_is_one_sentence(tmp_path: Path, gemma: Loaded) ->
     (broken / "model.safetensors").write_bytes(b"")
 
     assert refused(other, fits) == (
-        "--draft-model: the model cannot be used, because it is an assistant of Gemma 4, and the "
+        f"--drafter {fits}: it cannot draft here, because it is an assistant of Gemma 4, and the "
         "model is of another family; give another"
     )
     assert "because its backbone_hidden_size is 96, and the model has 64; give another" in refused(
         model, write_assistant(wide, backbone_hidden_size=96)
     )
-    assert refused(model, broken).startswith(f"--draft-model {broken}: the assistant cannot be")
+    assert refused(model, broken).startswith(f"--drafter {broken}: the assistant cannot be")

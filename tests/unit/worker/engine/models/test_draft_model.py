@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import pytest
 from mlx_lm.models import llama
 
 from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.loading.drafters import drafter_of
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of, load, load_engine
 from omlx_worker.engine.models.draft_model import DraftModel
@@ -189,8 +191,8 @@ def test_a_recurrent_model_may_have_a_draft_model_instead_of_its_head(qwen: Load
 def test_a_recurrent_model_drafts_for_no_other(qwen: Loaded, target: nn.Module) -> None:
     with pytest.raises(Unsupported, match="keep keys and values alone"):
         with_drafts(target, qwen.network, 1)
-    with pytest.raises(ModelError, match=r"--draft-model: .* keep keys and values alone; give"):
-        decoder_of(target, 1, 2, qwen.network)
+    with pytest.raises(ModelError, match=r"--drafter qwen: .* keep keys and values alone; give"):
+        decoder_of(target, 1, 2, partial(drafter_of, "qwen", qwen.network))
 
 
 @pytest.mark.parametrize("vocabulary", [250, 300])
@@ -215,10 +217,10 @@ def test_the_footprint_has_the_weights_and_caches_of_both(target: nn.Module) -> 
     assert tokens[2] == tokens[0] + tokens[1]
 
 
-def test_an_engine_loads_a_draft_model_only_if_it_drafts(tmp_path: Path) -> None:
+def test_an_engine_loads_a_model_that_drafts_only_if_it_drafts(tmp_path: Path) -> None:
     model, draft = (str(write_llama(tmp_path / name, seed)) for seed, name in enumerate("md"))
-    engine = load_engine(model, max_rows=1, depth=2, draft_model=draft)
-    plain = load_engine(model, max_rows=1, depth=0, draft_model=draft)
+    engine = load_engine(model, max_rows=1, depth=2, drafter=draft)
+    plain = load_engine(model, max_rows=1, depth=0, drafter=draft)
 
     assert engine.info.draft_depth == 2
     assert plain.info.draft_depth == 0
@@ -238,10 +240,13 @@ def test_a_draft_model_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None
 
     def refused(draft: str) -> str:
         with pytest.raises(ModelError) as caught:
-            load_engine(model, max_rows=1, depth=2, draft_model=draft)
+            load_engine(model, max_rows=1, depth=2, drafter=draft)
         return str(caught.value)
 
     assert "253 of its 257 tokens are among the model's 257 by the same ids" in refused(str(other))
-    assert refused("/no/such").startswith("--draft-model /no/such: no such directory")
+    assert refused("/no/such") == (
+        "--drafter /no/such: no such directory; give a directory or a repository, or give one of "
+        "head, lookup, none"
+    )
     (other / "config.json").unlink()
-    assert refused(str(other)).startswith(f"--draft-model {other}: no checkpoint")
+    assert refused(str(other)).startswith(f"--drafter {other}: no checkpoint")
