@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.sample_utils import make_sampler
 
-from omlx_worker.decode.clock import StepClock
+from omlx_worker.decode.clock import TRACED_STEPS, StepClock
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -75,9 +75,8 @@ class DecoderSide:
             stalls = decoder.traces + decoder.drains
             steps = decoder.step(driver.before(rows, decoder.slots))
             if decoder.traces + decoder.drains != stalls:
-                clock.traced()
-            seconds, alone = clock.step()
-            driver.after([_as_emission(step) for step in steps], seconds if alone else None)
+                clock.interrupt(TRACED_STEPS)
+            driver.after([_as_emission(step) for step in steps], clock.step())
             if waiting:
                 waiting -= {step.row for step in steps}
             else:

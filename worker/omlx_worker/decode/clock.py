@@ -12,28 +12,16 @@ class StepClock:
     """Times decode steps, from the end of one to the end of the next."""
 
     def __init__(self) -> None:
-        self._ended_at: float | None = None
-        self._mixed_steps = 0
+        self._ended_at = 0.0
+        self._untimed = 1
 
-    def interrupt(self) -> None:
-        """Something other than steps and chunks takes time: the next step has none."""
-        self._ended_at = None
+    def interrupt(self, steps: int = 1) -> None:
+        """Something other than steps takes time: the next ``steps`` have none."""
+        self._untimed = max(self._untimed, steps)
 
-    def chunk(self) -> None:
-        """A chunk of a prompt is read before the next step."""
-        self._mixed_steps = max(self._mixed_steps, 1)
-
-    def traced(self) -> None:
-        """The step that ends now was traced, or rows were moved in it."""
-        self._mixed_steps = TRACED_STEPS
-
-    def step(self) -> tuple[float | None, bool]:
-        """A step has ended.
-
-        Returns:
-            Seconds since the one before, None without one, and whether a step alone took them.
-        """
+    def step(self) -> float | None:
+        """A step has ended; returns the seconds since the one before, if it alone took them."""
         now, before = time.monotonic(), self._ended_at
-        alone = before is not None and not self._mixed_steps
-        self._ended_at, self._mixed_steps = now, max(0, self._mixed_steps - 1)
-        return (None if before is None else now - before), alone
+        alone = not self._untimed
+        self._ended_at, self._untimed = now, max(0, self._untimed - 1)
+        return now - before if alone else None

@@ -37,11 +37,10 @@ class DepthDriver:
         depth: drafts that any row gets in the step that was dispatched last.
         reason: why that deep, in words.
         batch_size: how many rows run.
-        changes_depth: whether the depth changed in the step that was reported last or the next.
     """
 
     def __init__(self, policy: DepthPolicy, others: int | None = None) -> None:
-        self.depth, self.reason, self.changes_depth = 0, "", False
+        self.depth, self.reason = 0, ""
         self.batch_size = BatchSize(others)
         self._policy = policy
         self._dispatched = 0
@@ -61,8 +60,8 @@ class DepthDriver:
             return
         depth = max(emission.step_depth for emission in emissions)
         # A step drafts for the next: either change takes time that neither depth takes.
-        self.changes_depth = not depth == self._dispatched == self.depth
-        self._policy.observe(emissions, depth, None if self.changes_depth else seconds)
+        same = depth == self._dispatched == self.depth
+        self._policy.observe(emissions, depth, seconds if same else None)
 
 
 def _view(row: Row) -> RowView:

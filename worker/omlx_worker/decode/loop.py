@@ -13,7 +13,7 @@ from operator import sub
 from omlx_producer.terminal import counted
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
-from omlx_worker.decode.clock import StepClock
+from omlx_worker.decode.clock import TRACED_STEPS, StepClock
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.scheduler import Act, Scheduler
@@ -56,7 +56,6 @@ class DecodeLoop:
         self.counters = counters
         self._engine = engine
         self._driver = driver
-        self._chunks = chunks
         driver.batch_size.limit_to(engine.max_rows)
         self._scheduler = Scheduler(
             driver.batch_size.rows,
@@ -156,18 +155,13 @@ class DecodeLoop:
             if act.row.computed or act.row.stage is not Stage.READING:
                 clock.interrupt()
         elif act.chunk:
-            clock.chunk()
+            clock.interrupt()
             timed = not (delays.traces or delays.contests)
-            if not timed:
-                clock.interrupt()
             self._scheduler.read(act.chunk, seconds if timed else None)
         elif act.rows:
             if any(delays):
-                clock.traced()
-            between, alone = clock.step()
-            self._driver.after(emissions, between if alone else None)
-            depth = max((emission.drafted for emission in emissions), default=0)
-            self._chunks.stepped(None if self._driver.changes_depth else between, depth)
+                clock.interrupt(TRACED_STEPS)
+            self._driver.after(emissions, clock.step())
         else:
             clock.interrupt()
 

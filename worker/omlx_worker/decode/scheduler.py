@@ -9,10 +9,9 @@ joins, its other choices queue up again, behind the rows that came in the meanti
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
 than one chunk. Within a level chunks go to the oldest row and to the shortest rest by turns: a
 short prompt does not wait for the end of a long one, nor a long one for a stream of short ones.
-Rows of one level join until prompts that are not twice as long fill `AHEAD` chunks, and are read
-together. A chunk of bulk rows that is half empty waits until decoding without them has cost as much
-as a chunk costs however few its tokens, so that rows that come meanwhile share it. A row waits
-while another one reads a beginning that both share, and takes it from the prefix cache then.
+Rows of one level join until prompts that are not twice as long fill a chunk, and are read together.
+A half-empty chunk of bulk rows waits `GATHERING` steps for more of them. A row waits while another
+one reads a beginning that both share, and takes it from the prefix cache then.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.engine.rows.row import BULK, HIGH, Row, Stage
 from omlx_worker.queue.order import PATIENCE_SECONDS
 
-AHEAD = 4
-"""Chunks of unread tokens up to which rows join, so that prompts of similar length meet."""
+GATHERING = 4
+"""Steps that a half-empty chunk of bulk rows waits for more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class Scheduler:
         self._rows: dict[str, Row] = {}
         self._decode_is_due = self._follows_chunk = self._hurried = False
         self._oldest_is_due = True
-        self._lost = 0.0
+        self._gathered = 0
 
     def get(self, row_id: str) -> Row | None:
         return self._rows.get(row_id)
@@ -177,7 +176,7 @@ class Scheduler:
             seconds: how long it took; None if that says nothing.
         """
         if seconds is not None and any(chunk.tokens.values()):
-            self._chunks.read(chunk.context, self._hurried, chunk.computed, seconds)
+            self._chunks.read(chunk.context, chunk.computed, seconds)
         for row in chunk.rows:
             if row.stage is Stage.READING and not row.left:
                 row.decode()
@@ -232,7 +231,7 @@ class Scheduler:
         first = reading[0]
         unread = sum(other.left for other in reading if other.left < 2 * row.left)
         chunk = self._chunks.whole(first.computed, self._hurried)
-        return row.rank[0] == first.rank[0] and unread < AHEAD * chunk
+        return row.rank[0] == first.rank[0] and unread < chunk
 
     def _chunk(self) -> Chunk | None:
         """A chunk of the row whose turn it is, and of rows that can be read with it."""
@@ -244,28 +243,17 @@ class Scheduler:
         chunk = Chunk({first: self._chunk_of(first, first.until_stop)}, first.computed)
         alike = [row for row in reading if row.rank[0] == first.rank[0] and row is not first]
         room = self._chunks.whole(first.computed, self._hurried)
-        most = self._chunks.padding(first.computed, self._hurried) if self._pads else 0
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
             tokens = {**chunk.tokens, row: self._chunk_of(row, row.until_stop)}
             larger = Chunk(tokens, first.computed)
-            if larger.computed <= room and larger.padding - chunk.padding <= most:
+            if larger.computed <= room and (self._pads or not larger.padding):
                 chunk = larger
-        if first.rank[0] == BULK and 2 * chunk.computed <= room and self._gathers(first.computed):
+        half_empty = 2 * chunk.computed <= room and len(chunk.tokens) == len(reading)
+        if first.rank[0] == BULK and half_empty and self.decoding and self._gathered < GATHERING:
+            self._gathered += 1
             return None
-        self._oldest_is_due, self._lost = not self._oldest_is_due, 0.0
+        self._oldest_is_due, self._gathered = not self._oldest_is_due, 0
         return chunk
-
-    def _gathers(self, context: int) -> bool:
-        """Whether to decode once more before a chunk that others may share; counts what it costs.
-
-        A step without the rows that could decode too costs their share of its time.
-        """
-        decoding = len(self.decoding)
-        if not decoding or self._lost >= self._chunks.steps_for(context, self._hurried):
-            return False
-        absent = self.joined - decoding + self._joining
-        self._lost += absent / (absent + decoding)
-        return True
 
     def _has_place_for(self, row: Row) -> bool:
         """Whether it could join if no suspended row kept its pages; alone, any row can."""

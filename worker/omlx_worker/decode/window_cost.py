@@ -1,21 +1,18 @@
 """What a window of prompts costs: ``a + b n`` seconds for n tokens.
 
-``a`` is what a window costs however few tokens it holds: the host's work, the launches, and reading
-the weights. Both are fitted to what windows took, in each range of contexts by itself, because
-attention makes ``b`` grow with the context.
+``a`` is what a window costs however few tokens it holds: the host's work, the launches, reading the
+weights, and the rest of the step in flight. Both are fitted to what windows took, in each range of
+contexts by itself, because attention makes ``b`` grow with the context.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 REMEMBERED = 32
 """Windows that are remembered in each range of contexts. What is forgotten is tried again."""
-
-SIMILAR = 4
-"""Of them, those of about one size that count: attention slows them as the context grows."""
 
 SHORTEST_SECONDS = 1e-9
 
@@ -30,14 +27,12 @@ class Cost:
     Attributes:
         fewest, most: half of the smallest window that was timed, and twice the largest. The line
             says nothing of windows beyond.
-        guessed: windows of one size were timed, which does not tell the two parts apart.
     """
 
     fixed: float
     each: float
     fewest: float
     most: float
-    guessed: bool = False
 
     def tokens(self, seconds: float) -> float:
         """How many tokens take ``seconds``, from ``fewest`` to ``most``."""
@@ -52,68 +47,48 @@ class WindowCost:
 
     def __init__(self) -> None:
         self._windows: dict[int, deque[Window]] = {}
-        # Until the next window: a scheduler asks for each row and step.
-        self._costs: dict[int, Cost | None] = {}
-        self._fitted: dict[int, Cost] = {}
+        self._costs: dict[int, Cost] = {}
 
     def add(self, context: int, tokens: int, seconds: float) -> None:
         """A window of ``tokens``, padding included, behind ``context`` took ``seconds``."""
-        self._costs.clear()
-        windows = self._windows.setdefault(_span(context), deque(maxlen=REMEMBERED))
+        span = _span(context)
+        windows = self._windows.setdefault(span, deque(maxlen=REMEMBERED))
         windows.append((max(seconds, SHORTEST_SECONDS), tokens))
+        self._costs[span] = _fitted(windows, self.at(context))
 
     def at(self, context: int) -> Cost | None:
         """The cost of windows behind ``context`` tokens; None before any was timed.
 
         A range of contexts in which nothing was timed has the cost of the nearest shorter one.
         """
-        last = _span(context)
-        if last not in self._costs:
-            cost = None
-            for span in sorted(self._windows):
-                if span <= last:
-                    cost = _cost(_fastest(self._windows[span]), self._fitted.get(span, cost))
-                    if not cost.guessed:
-                        self._fitted[span] = cost
-            self._costs[last] = cost
-        return self._costs[last]
+        spans = (span for span in self._costs if span <= _span(context))
+        return self._costs.get(max(spans, default=-1))
 
 
-def _fastest(windows: Iterable[Window]) -> list[Window]:
-    """The fastest of the last windows of each size: the others did something besides.
-
-    Sizes of as many bits count as one.
-    """
-    sizes: dict[int, deque[Window]] = {}
-    for window in windows:
-        sizes.setdefault(window[1].bit_length(), deque(maxlen=SIMILAR)).append(window)
-    return [min(similar) for similar in sizes.values()]
-
-
-def _cost(points: Sequence[Window], before: Cost | None) -> Cost:
+def _fitted(windows: Collection[Window], before: Cost | None) -> Cost:
     """The cost in a range of contexts.
 
     Args:
-        points: the seconds and tokens of windows of different sizes. Of one size, half is taken to
-            be fixed, so that the next window has another size, or what is fixed in ``before``.
-        before: the cost that was fitted there last, or in the nearest range of shorter contexts.
+        windows: that were timed there. If all have about one size, what is fixed in ``before`` is
+            fixed, or half without it, so that the next window has another size.
+        before: the cost there until now, or in the nearest range of shorter contexts.
     """
-    sizes = [tokens for _, tokens in points]
-    guessed = len(points) == 1 and (before is None or before.guessed)
-    if len(points) > 1:
-        fixed, each = _line(points)
+    sizes = [tokens for _, tokens in windows]
+    fewest, most = min(sizes), max(sizes)
+    if most > 1.5 * fewest:
+        fixed, each = _line(windows)
     else:
-        [(seconds, tokens)] = points
+        seconds, tokens = min(windows)
         fixed = min(before.fixed, seconds) if before else seconds / 2
         each = (seconds - fixed) / tokens
-    return Cost(fixed, each, min(sizes) / 2, 2 * max(sizes), guessed)
+    return Cost(fixed, each, fewest / 2, 2 * most)
 
 
-def _line(points: Sequence[Window]) -> tuple[float, float]:
+def _line(windows: Collection[Window]) -> tuple[float, float]:
     """The line with the least squares of relative errors, neither part negative."""
-    # With x = 1 / seconds and y = tokens / seconds, fixed * x + each * y is 1 for every point.
-    xs = [1 / seconds for seconds, _ in points]
-    ys = [tokens / seconds for seconds, tokens in points]
+    # With x = 1 / seconds and y = tokens / seconds, fixed * x + each * y is 1 for every window.
+    xs = [1 / seconds for seconds, _ in windows]
+    ys = [tokens / seconds for seconds, tokens in windows]
     x, y = sum(xs), sum(ys)
     xx, yy = sum(v * v for v in xs), sum(v * v for v in ys)
     xy = sum(one * other for one, other in zip(xs, ys, strict=True))

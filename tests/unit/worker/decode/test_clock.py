@@ -1,9 +1,8 @@
-"""The clock of decode steps: what a step took, and whether that was a step alone."""
+"""The clock of decode steps: what a step alone took."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 
@@ -19,26 +18,14 @@ def _a_second_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_takes_the_time_since_the_one_before() -> None:
     steps = StepClock()
 
-    assert [steps.step() for _ in range(3)] == [(None, False), (1.0, True), (1.0, True)]
+    assert [steps.step() for _ in range(3)] == [None, 1.0, 1.0]
 
 
-def test_a_step_after_an_interruption_has_no_time() -> None:
-    steps = StepClock()
-    steps.step()
-    steps.interrupt()
+@pytest.mark.parametrize(("steps", "times"), [(1, [None, 1.0, 1.0]), (2, [None, None, 1.0])])
+def test_steps_after_an_interruption_have_no_time(steps: int, times: list[float | None]) -> None:
+    clock = StepClock()
+    clock.step()
+    clock.interrupt(steps)
+    clock.interrupt()
 
-    assert [steps.step() for _ in range(2)] == [(None, False), (1.0, True)]
-
-
-@pytest.mark.parametrize(
-    ("event", "alone"),
-    [(StepClock.chunk, [False, True, True]), (StepClock.traced, [False, False, True])],
-)
-def test_the_time_of_a_chunk_or_a_trace_is_not_a_steps_alone(
-    event: Callable[[StepClock], None], alone: list[bool]
-) -> None:
-    steps = StepClock()
-    steps.step()
-    event(steps)
-
-    assert [steps.step() for _ in range(3)] == [(1.0, each) for each in alone]
+    assert [clock.step() for _ in range(3)] == times

@@ -148,17 +148,14 @@ def test_pages_are_counted_once_nothing_is_left_to_do(caplog: pytest.LogCaptureF
 
 
 class Asked(FixedPolicy):
-    """Drafts nothing, or in its fourth decision alone; keeps what it is asked."""
+    """Drafts nothing, and keeps what it is asked."""
 
-    def __init__(self, *, flips: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(0)
         self.asked: list[tuple[int, int]] = []
-        self._flips = flips
 
     def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
         self.asked.append((len(rows), coming))
-        if self._flips and len(self.asked) == 4:
-            return 1, "as told"
         return super().choose(rows, slots, coming)
 
 
@@ -172,39 +169,3 @@ def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
     assert policy.asked == [(1, 2), (2, 1), (3, 0), (3, 0), (3, 0)], (
         "and the fourth has no place yet"
     )
-
-
-class Pace(ChunkSize):
-    """Keeps whether each step came with a time."""
-
-    def __init__(self) -> None:
-        super().__init__(8)
-        self.told: list[bool] = []
-
-    def stepped(self, seconds: float | None, depth: int = 0) -> None:
-        self.told.append(seconds is not None)
-
-
-def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
-    driver, pace = DepthDriver(Asked(flips=True)), Pace()
-    worker = decoding(FakeEngine(max_rows=1), limit=1000, driver=driver, chunks=pace)
-    worker.add(row("a", DEFAULT, prompt=1, tokens=20))
-    act_until(worker, lambda: len(pace.told) == 8)
-    assert pace.told == [False, True, True, False, False, True, True, True]
-
-
-@pytest.mark.parametrize("held", [0, 30])
-def test_what_a_kept_prefix_takes_to_load_is_not_taken_for_what_a_chunk_takes(held: int) -> None:
-    class Holding(FakeEngine):
-        def add(self, row: Row) -> int:
-            shared = super().add(row)
-            row.computed = held if row.row_id == "b" else 0
-            return shared
-
-    pace = Pace()
-    worker = decoding(Holding(max_rows=2), limit=1000, chunks=pace)
-    worker.add(row("a", DEFAULT, prompt=1, tokens=40))
-    act_until(worker, lambda: len(pace.told) == 3)
-    worker.add(row("b", DEFAULT, prompt=34, tokens=10))
-    act_until(worker, lambda: len(pace.told) == 5)
-    assert pace.told == [False, True, True, not held, True]

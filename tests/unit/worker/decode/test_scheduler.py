@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from omlx_worker.decode.scheduler import GATHERING
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.row import BULK, DEFAULT, HIGH, Row
 from tests.helpers.scheduling import Rows
@@ -22,7 +25,7 @@ def test_rows_are_coming_whose_prompts_take_one_more_chunk_at_most() -> None:
     for name, tokens in {"a": 4, "b": 4, "long": 20, "d": 4, "e": 4}.items():
         rows.add(name, tokens)
     coming = [rows.scheduler.coming for _ in range(14) if rows.told() == ["decode"]]
-    assert coming == [0, 0, 0, 1, 0], "none while two pieces of a prompt are left, or no place"
+    assert coming == [2, 0, 0, 1, 0], "none while two pieces of a prompt are left, or no place"
 
 
 def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> None:
@@ -41,14 +44,14 @@ def test_an_engine_that_does_not_pad_reads_only_prompts_of_one_length_together()
     assert rows.told(3) == ["read 4 of a, 4 of c", "decode", "read 3 of b"]
 
 
-def test_rows_join_only_until_they_fill_some_chunks_and_never_beside_more_urgent_ones() -> None:
-    rows = Rows(8, chunk=2)
+def test_rows_join_only_until_they_fill_a_chunk_and_never_beside_more_urgent_ones() -> None:
+    rows = Rows(8, chunk=5)
     for name in "abcd":
         rows.add(name, 4)
-    assert rows.told(4) == ["join a", "join b", "read 2 of a", "join c"]
-    rows.told(2)
-    rows.add("high", 3, HIGH)
-    assert rows.told(5) == ["join high", "read 2 of high", "decode", "read 1 of high", "decode"]
+    assert rows.told(4) == ["join a", "join b", "read 4 of a", "decode"]
+    rows.told(3)
+    rows.add("high", 6, HIGH)
+    assert rows.told(5) == ["join high", "read 5 of high", "decode", "read 1 of high", "decode"]
 
 
 def test_a_short_prompt_waits_for_one_chunk_of_a_long_one_at_most() -> None:
@@ -78,20 +81,20 @@ def test_a_long_prompt_gets_every_other_chunk_of_a_stream_of_short_ones() -> Non
     assert read.count("read 8 of long") == 6
 
 
-def test_a_chunk_of_bulk_rows_waits_for_others_as_long_as_its_fixed_cost_is_worth() -> None:
-    def told(level: int, others: int) -> list[str]:
-        rows = Rows.filled(*[level] * others, places=8)
-        for seconds in (0.01, 0.01):
-            rows.chunks.stepped(seconds)
-        for tokens in (2, 4, 8):
-            rows.chunks.read(0, False, tokens, 0.003 + 0.001 * tokens)
-        rows.add("a", 2, level)
-        return rows.told(5)
+@pytest.mark.parametrize(("level", "steps"), [(BULK, GATHERING), (DEFAULT, 0)])
+def test_a_half_empty_chunk_of_bulk_rows_waits_some_steps_for_others(
+    level: int, steps: int
+) -> None:
+    rows = Rows.filled(level, places=8)
+    rows.add("a", 2, level)
+    assert rows.told(steps + 3) == ["join a", *["decode"] * steps, "read 2 of a", "decode"]
 
-    chunk = ["join a", "read 2 of a", "decode"]
-    assert told(BULK, 3) == ["join a", "decode", "decode", "read 2 of a", "decode"]
-    assert told(BULK, 1)[:3] == ["join a", "decode", "read 2 of a"]
-    assert told(DEFAULT, 3)[:3] == chunk
+
+def test_a_chunk_of_bulk_rows_waits_for_none_while_others_are_to_be_read_after_it() -> None:
+    rows = Rows.filled(BULK, places=8)
+    for name, tokens in {"a": 2, "long": 40}.items():
+        rows.add(name, tokens, BULK)
+    assert rows.told(3) == ["join a", "join long", "read 2 of a"]
 
 
 def test_a_row_that_begins_as_another_waits_until_that_beginning_is_kept() -> None:
@@ -276,4 +279,4 @@ def test_a_paused_rows_cache_goes_only_where_it_is_in_the_way() -> None:
     assert rows.told(5) == ["decode", "pause a", "evict b", "join second", "read 1 of second"]
     rows.remove("first")
     rows.remove("second")
-    assert rows.told(4) == ["resume a", "join b", "read 1 of b", "decode"]
+    assert rows.told(3) == ["resume a", "join b", "decode"]

@@ -43,9 +43,7 @@ CLASSES = [
 class Untimed(ChunkSize):
     """Chunks that no time changes, so that a busy machine cuts prompts like any other."""
 
-    def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None: ...
-
-    def stepped(self, seconds: float | None, depth: int = 0) -> None: ...
+    def read(self, context: int, tokens: int, seconds: float) -> None: ...
 
 
 class Decoding:
