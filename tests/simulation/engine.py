@@ -257,18 +257,10 @@ class Prompts:
         self._left = 0.0
         self._waiting: deque[SimulatedJob] = deque()
         self._job: SimulatedJob | None = None
-        self._after_chunk = False
 
     @property
     def idle(self) -> bool:
         return self._job is None and not self._waiting
-
-    @property
-    def coming(self) -> int:
-        """Rows that join with a chunk each, as `Scheduler.coming`."""
-        if not self._after_chunk or (self._job and self._left > self._chunk):
-            return 0
-        return (self._job is not None) + max(0, min(len(self._waiting), self._free))
 
     @property
     def _free(self) -> int:
@@ -294,7 +286,7 @@ class Prompts:
 
     def read(self) -> float:
         """Read what is due before the next step; returns the seconds that it takes."""
-        seconds, self._after_chunk = 0.0, False
+        seconds = 0.0
         while not self.idle:
             if self._job is None:
                 if self._free <= 0:
@@ -312,7 +304,6 @@ class Prompts:
                 self._engine.add(self._job)
                 self._job = None
             if self._token and self._engine.rows:
-                self._after_chunk = True
                 break
         return seconds
 
@@ -353,7 +344,7 @@ def simulate(
         if isinstance(policy, Oracle):
             depth, _ = policy.best(views, engine.slots, engine.generated)
         else:
-            depth, _ = policy.choose(views, engine.slots, prompts.coming)
+            depth, _ = policy.choose(views, engine.slots)
         prompts.look()
         step, landed = engine.step({view.row_id: min(view.limit, depth) for view in views})
         if landed and not isinstance(policy, Oracle):

@@ -45,10 +45,10 @@ class DepthDriver:
         self._policy = policy
         self._dispatched = 0
 
-    def before(self, rows: Sequence[Row], slots: int, coming: int = 0) -> int:
+    def before(self, rows: Sequence[Row], slots: int) -> int:
         """How many tokens rows draft in the next step, at most; see `DepthPolicy.choose`."""
         views = [_view(row) for row in rows]
-        depth, self.reason = self._policy.choose(views, slots, coming)
+        depth, self.reason = self._policy.choose(views, slots)
         limit = max((view.limit for view in views), default=0)
         self._dispatched, self.depth = self.depth, min(limit, depth)
         return depth

@@ -134,7 +134,7 @@ class DecodeLoop:
     def _plan(self, rows: list[Row]) -> int:
         """How deep the next step drafts; says how many rows may run beside these."""
         scheduler, size = self._scheduler, self._driver.batch_size
-        depth = self._driver.before(rows, self._engine.slots, scheduler.coming)
+        depth = self._driver.before(rows, self._engine.slots)
         size.step(scheduler.joined, hurried=any(row.level < BULK for row in rows))
         scheduler.max_rows, scheduler.bulk_rows = size.places, size.rows
         return depth

@@ -106,7 +106,7 @@ class Scheduler:
         self.room = 0
         self._arrivals = self._joins = 0
         self._rows: dict[str, Row] = {}
-        self._decode_is_due = self._follows_chunk = self._hurried = False
+        self._decode_is_due = self._hurried = False
         self._oldest_is_due = True
         self._gathered = 0
 
@@ -126,29 +126,6 @@ class Scheduler:
     def joined(self) -> int:
         """How many rows hold a place in the batch."""
         return sum(row.in_batch for row in self._rows.values())
-
-    @property
-    def waiting(self) -> int:
-        """How many rows hold none, suspended ones included."""
-        return len(self._rows) - self.joined
-
-    @property
-    def coming(self) -> int:
-        """Rows expected to decode soon, each after a chunk of its own or a shared one.
-
-        0 while more than a chunk of some prompt is left.
-        """
-        if not self._follows_chunk:
-            return 0
-        reading = self._in(Stage.READING)
-        if any(self._chunk_of(row, row.left) < row.left for row in reading):
-            return 0
-        return len(reading) + self._joining
-
-    @property
-    def _joining(self) -> int:
-        """Rows that wait and find a place, if there is memory."""
-        return min(self.waiting, max(0, self.bulk_rows - self.joined))
 
     def add(self, row: Row) -> None:
         """Let a row wait for its turn."""
@@ -185,9 +162,8 @@ class Scheduler:
         """What to do now. A row that changes its stage counts as such at once."""
         decoding = self.decoding
         self._hurried = any(row.level < BULK for row in decoding)
-        self._follows_chunk = self._decode_is_due and bool(decoding)
         row = chunk = None
-        if not self._follows_chunk:
+        if not (self._decode_is_due and decoding):
             row = self._admit()
             chunk = None if row else self._chunk()
         self._decode_is_due = chunk is not None

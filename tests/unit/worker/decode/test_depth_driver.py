@@ -19,7 +19,7 @@ class Scripted:
         self.seen: list[Sequence[RowView]] = []
         self.reports: list[tuple[Sequence[Emission], int, float | None]] = []
 
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
+    def choose(self, rows: Sequence[RowView], slots: int) -> tuple[int, str]:
         self.seen.append(rows)
         depth = self._depths.pop(0)
         return depth, f"depth {depth}"

@@ -9,7 +9,6 @@ import pytest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.acceptance import RowView
 from omlx_worker.decode.depth.fixed import FixedPolicy
 from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
@@ -145,27 +144,3 @@ def test_pages_are_counted_once_nothing_is_left_to_do(caplog: pytest.LogCaptureF
     assert worker.counters.miscounted_pages == 2
     [warning] = [each.getMessage() for each in caplog.records]
     assert warning.startswith("2 pages of the caches are miscounted")
-
-
-class Asked(FixedPolicy):
-    """Drafts nothing, and keeps what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.asked: list[tuple[int, int]] = []
-
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
-        self.asked.append((len(rows), coming))
-        return super().choose(rows, slots, coming)
-
-
-def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
-    policy, engine = Asked(), FakeEngine(max_rows=3)
-    driver, chunks = DepthDriver(policy), ChunkSize(4)
-    worker = decoding(engine, limit=10_000, driver=driver, chunks=chunks)
-    for name in "abcd":
-        worker.add(row(name, DEFAULT, prompt=4, tokens=20))
-    act_until(worker, lambda: worker.counters.steps == 5)
-    assert policy.asked == [(1, 2), (2, 1), (3, 0), (3, 0), (3, 0)], (
-        "and the fourth has no place yet"
-    )

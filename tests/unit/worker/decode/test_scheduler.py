@@ -20,14 +20,6 @@ def test_a_prompt_is_read_in_chunks_and_then_decodes() -> None:
     assert rows.told(5) == ["join a", "read 8 of a", "read 8 of a", "read 4 of a", "decode"]
 
 
-def test_rows_are_coming_whose_prompts_take_one_more_chunk_at_most() -> None:
-    rows = Rows()
-    for name, tokens in {"a": 4, "b": 4, "long": 20, "d": 4, "e": 4}.items():
-        rows.add(name, tokens)
-    coming = [rows.scheduler.coming for _ in range(14) if rows.told() == ["decode"]]
-    assert coming == [2, 0, 0, 1, 0], "none while two pieces of a prompt are left, or no place"
-
-
 def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> None:
     rows = Rows(8, chunk=16)
     for name, tokens in {"a": 4, "long": 9, "b": 3, "c": 4, "d": 4, "e": 4}.items():

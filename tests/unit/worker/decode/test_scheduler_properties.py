@@ -72,7 +72,6 @@ class _Model:
         assert set(self.scheduler.decoding) == self.decoding
         suspended = {row for row in self.scheduler.rows if row.stage is Stage.SUSPENDED}
         assert suspended == self.paused
-        assert self.scheduler.waiting == len(self.rows) - len(self.batch)
         if not self.decoding:
             self.chunks_since_decode = 0
         return bool(act.row or act.chunk or act.rows)

@@ -33,14 +33,14 @@ class AutoPolicy(DepthPolicy):
         self._since, self._timed = 0, True
         self._probed, self._left = 0, 0  # the depth of a probe, and steps that are left of it
 
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
-        """See `DepthPolicy`. No row drafts while more rows join than decode."""
+    def choose(self, rows: Sequence[RowView], slots: int) -> tuple[int, str]:
+        """See `DepthPolicy`."""
         last = self.cell
         self.look(rows, slots)
         accepted, cell = self.accepted, self.cell
         top = max((row.limit for row in rows), default=0)
-        if top == 0 or coming > len(rows):
-            return 0, "rows join" if top else "no row drafts"
+        if top == 0:
+            return 0, "no row drafts"
         seconds = self.times.at(cell, self._worthwhile(accepted, len(rows), top))
         speeds = {depth: (len(rows) + accepted[depth]) / seconds[depth] for depth in seconds}
         best = max(sorted(speeds), key=speeds.__getitem__)

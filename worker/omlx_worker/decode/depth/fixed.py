@@ -15,7 +15,7 @@ class FixedPolicy(DepthPolicy):
         super().__init__(depth, depth)
         self._depth, self._alone = depth, alone
 
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:  # noqa: ARG002
+    def choose(self, rows: Sequence[RowView], slots: int) -> tuple[int, str]:
         self.look(rows, slots)
         if not self._alone:
             return self._depth, f"depth {self._depth} throughout"

@@ -29,12 +29,11 @@ class DepthPolicy(ABC):
         self.times, self._acceptance = StepTimes(), Acceptance(max_depth, own_depth)
 
     @abstractmethod
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
+    def choose(self, rows: Sequence[RowView], slots: int) -> tuple[int, str]:
         """How deep rows draft in the next step, each up to its limit, and why.
 
         Args:
             slots: of the batch in the step whose outcome is observed next.
-            coming: rows that join after that step; see `Scheduler.coming`.
         """
 
     def look(self, rows: Sequence[RowView], slots: int) -> None:

@@ -113,12 +113,6 @@ def test_a_number_of_slots_that_is_new_begins_at_the_depth_of_the_nearest() -> N
     assert feed(policy, 1, CHEAP, [3] * 4) == [3]
 
 
-def test_nobody_drafts_while_more_rows_join_than_decode() -> None:
-    policy = settled(CHEAP)
-    assert policy.choose(rows(3, 3), 2, 3)[0] == 0
-    assert policy.choose(rows(3, 3), 2, 2)[0] == 3
-
-
 def test_nothing_is_probed_while_steps_have_no_time() -> None:
     made = feed(settled(CHEAP), 2000, CHEAP, [3, 3], timed=False)
     assert set(made[1:]) == {3}
