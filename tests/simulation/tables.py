@@ -151,6 +151,16 @@ def drifting(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
     return plain * (1 + draft * depth) + slots * context * 1e-9
 
 
+def cold(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
+    """Drafts are slow while the first tokens are made, when they are timed first."""
+    return h200(slots, depth, context) * (2.5 if depth and clock < SPELL else 1.0)
+
+
+def crossing(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
+    """Drafts cost a plain step each, next to nothing beside reading a long cache."""
+    return 10e-3 + 9e-3 * depth + 0.1e-3 * slots * depth + 2.5e-6 * slots * context
+
+
 TABLES: dict[str, CostTable] = {
     "apple": apple,
     "h200": h200,

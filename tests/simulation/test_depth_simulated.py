@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from tests.simulation.engine import Run
-from tests.simulation.scenarios import FILES, MAX_DEPTH, Scenario, scenarios
-from tests.simulation.tables import TABLES
+from omlx_worker.decode.depth import acceptance, auto, policies
+from omlx_worker.decode.depth.step_times import StepTimes, cell_of
+from omlx_worker.decode.depth_driver import make_policy
+from omlx_worker.engine.rows.interface import FIRST_ROWS
+from tests.simulation import workloads
+from tests.simulation.engine import Run, simulate
+from tests.simulation.scenarios import ENDLESS_STEPS, FILES, MAX_DEPTH, Scenario, scenarios
+from tests.simulation.tables import TABLES, CostTable, apple, cold, crossing, h200, jump
+from tests.simulation.workloads import SimulatedJob
 
 SEEDS = (4, 5)
 """Not those that the policy was tuned on, which are 0 to 3."""
@@ -70,3 +79,83 @@ def test_the_oracle_is_no_slower_than_any_mode() -> None:
     steady = Scenario("apple", "6 rows", SEEDS[0])
     for mode in ("mtp", "batched", "auto"):
         assert speed(steady, "oracle") >= 0.995 * speed(steady, mode)
+
+
+def run_all(
+    table: CostTable, jobs: Callable[[int], Sequence[SimulatedJob]], *, max_rows: int = FIRST_ROWS
+) -> list[Run]:
+    """Runs of `auto`, one a seed."""
+    return [
+        simulate(
+            make_policy("auto", MAX_DEPTH, MAX_DEPTH),
+            table,
+            jobs(seed),
+            seed=seed,
+            max_rows=max_rows,
+            max_steps=2 * ENDLESS_STEPS,
+        )
+        for seed in SEEDS
+    ]
+
+
+def tokens_per_second(runs: Sequence[Run]) -> float:
+    return statistics.fmean(run.tokens_per_second for run in runs)
+
+
+def test_probes_find_out_that_a_depth_is_no_longer_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    probing = run_all(cold, lambda seed: workloads.steady(24, seed))
+    monkeypatch.setattr(auto, "INTERVAL", 10**9)
+    without = run_all(cold, lambda seed: workloads.steady(24, seed))
+    assert tokens_per_second(probing) >= 1.1 * tokens_per_second(without)
+
+
+def long_and_short(seed: int) -> list[SimulatedJob]:
+    """Rows with long and with short caches by turns, one after another."""
+    rng, made = random.Random(seed), []
+    for number in range(24):
+        prompt = (12_000, 18_000) if number % 2 else (50, 400)
+        kind = {"tokens": (100, 300), "prompt": prompt}
+        made.append(workloads.job(f"{number}", number * 1e6, rng, rate=(0.6, 0.8), **kind))
+    return made
+
+
+def test_times_by_context_pay_where_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run_all(crossing, long_and_short)
+    monkeypatch.setattr(policies, "cell_of", lambda slots, _: cell_of(slots, 0))
+    assert tokens_per_second(told) >= 1.04 * tokens_per_second(run_all(crossing, long_and_short))
+
+
+def changed_content(seed: int) -> list[SimulatedJob]:
+    """Rows whose drafts are nearly all accepted; once they have ended, rows with few that are."""
+    kind = {"tokens": (200, 400), "prompt": (50, 200)}
+    easy = workloads.bursts(1, 64, seed, **kind)
+    hard = workloads.bursts(1, 96, seed + 1, **kind)
+    return [
+        *(replace(job, rates=workloads.rates(0.95)) for job in easy),
+        *(
+            replace(job, row_id=f"hard {job.row_id}", arrival=1e7, rates=workloads.rates(0.2))
+            for job in hard
+        ),
+    ]
+
+
+def test_counts_that_fade_pay_where_the_content_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fading = run_all(apple, changed_content, max_rows=8)
+    monkeypatch.setattr(acceptance, "MEMORY", 10**9)
+    without = run_all(apple, changed_content, max_rows=8)
+    assert tokens_per_second(fading) >= 1.05 * tokens_per_second(without)
+
+
+def test_a_new_size_that_begins_like_the_nearest_meets_fewer_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def shapes() -> int:
+        bursts = functools.partial(workloads.bursts, 5, 12)
+        runs = [run for table in (apple, h200, jump) for run in run_all(table, bursts)]
+        return sum(
+            len({((step.rows - 1).bit_length(), step.depth) for step in run.steps}) for run in runs
+        )
+
+    met = shapes()
+    monkeypatch.setattr(StepTimes, "_nearest", lambda times, cell: times._known.get(cell, {}))
+    assert met <= 0.85 * shapes()

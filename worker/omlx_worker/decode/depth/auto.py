@@ -16,9 +16,6 @@ from omlx_worker.engine.rows.interface import depths_of
 MARGIN = 0.005
 """Drafts that a depth is to accept more than a shallower one, of each row."""
 
-GAIN = 1.01
-"""How many times as fast another depth is to be."""
-
 PROBE, INTERVAL = 8, 600
 """Steps of a probe, and from a change or a probe to the next probe; more where that is slow."""
 
@@ -54,8 +51,8 @@ class AutoPolicy(DepthPolicy):
         if self._left:
             self._left -= 1
             return self._probed, f"measuring depth {self._probed}"
-        gain = speeds[best] / speeds[self._depth]
-        if gain > GAIN and self._since > PROBE:
+        if best != self._depth and self._since > PROBE:
+            gain = speeds[best] / speeds[self._depth]
             self._reason = f"depth {best}: {gain - 1:+.0%} against depth {self._depth}"
             self._depth, self._since = best, 0
         return self._depth, self._reason
