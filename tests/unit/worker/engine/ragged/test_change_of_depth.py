@@ -80,6 +80,18 @@ def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> Non
     assert met == [FORWARDS + COMMITS] * 2
 
 
+def test_a_batch_that_begins_anew_meets_the_shapes_of_the_last_one(qwen: Loaded) -> None:
+    decoder, met = qwen.decoder(DEEPEST), []
+    for name in ("a", "b"):
+        entered = enter(decoder, row(name, [1, 2, 3], 1000))
+        for _ in range(4):
+            decoder.step(DEEPEST)
+        decoder.leave(entered)
+        met.append(decoder._halves.traces)
+
+    assert met[0] == met[1] > 0
+
+
 SETTINGS = [
     pytest.param(GREEDY, id="greedy"),
     pytest.param(
