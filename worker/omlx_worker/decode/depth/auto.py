@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.acceptance import RowView
-from omlx_worker.decode.depth.policies import DepthPolicy
+from omlx_worker.decode.depth.acceptance import Acceptance, RowView
+from omlx_worker.decode.depth.step_times import StepTimes, cell_of
 from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import depths_of
 
@@ -20,11 +20,16 @@ PROBE, INTERVAL = 8, 600
 """Steps of a probe, and from a change or a probe to the next probe; more where that is slow."""
 
 
-class AutoPolicy(DepthPolicy):
-    """See the module."""
+class AutoPolicy:
+    """See the module. Of at most ``max_depth`` drafts up to ``own_depth`` are the model's own.
+
+    Attributes:
+        times: of steps.
+    """
 
     def __init__(self, max_depth: int, own_depth: int) -> None:
-        super().__init__(max_depth, own_depth)
+        self.times, self._acceptance = StepTimes(), Acceptance(max_depth, own_depth)
+        self._cell = (-1, -1)  # of the step whose outcome is observed next
         self._depths = depths_of(max_depth, own_depth)
         self._depth, self._reason = 0, ""
         self._since, self._timed = 0, True
@@ -32,9 +37,8 @@ class AutoPolicy(DepthPolicy):
 
     def choose(self, rows: Sequence[RowView], slots: int) -> tuple[int, str]:
         """See `DepthPolicy`."""
-        last = self.cell
-        self.look(rows, slots)
-        accepted, cell = self.accepted, self.cell
+        accepted, last = self._acceptance.expected(rows), self._cell
+        cell = self._cell = cell_of(slots, max((row.context for row in rows), default=0))
         top = max((row.limit for row in rows), default=0)
         if top == 0:
             return 0, "no row drafts"
@@ -58,8 +62,11 @@ class AutoPolicy(DepthPolicy):
         return self._depth, self._reason
 
     def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
-        super().observe(emissions, depth, seconds)
+        """See `DepthPolicy`."""
+        self._acceptance.observe(emissions, depth)
         self._timed = seconds is not None
+        if seconds:
+            self.times.add(self._cell, depth, seconds)
 
     def _worthwhile(self, accepted: Sequence[float], rows: int, top: int) -> set[int]:
         """The depths up to ``top`` that accept more than any shallower one does."""
