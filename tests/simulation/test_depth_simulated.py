@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from omlx_worker.decode.depth import acceptance, auto, policies
+from omlx_worker.decode.depth import acceptance, auto
 from omlx_worker.decode.depth.step_times import StepTimes, cell_of
 from omlx_worker.decode.depth_driver import make_policy
 from omlx_worker.engine.rows.interface import FIRST_ROWS
@@ -121,7 +121,7 @@ def long_and_short(seed: int) -> list[SimulatedJob]:
 
 def test_times_by_context_pay_where_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     told = run_all(crossing, long_and_short)
-    monkeypatch.setattr(policies, "cell_of", lambda slots, _: cell_of(slots, 0))
+    monkeypatch.setattr(auto, "cell_of", lambda slots, _: cell_of(slots, 0))
     assert tokens_per_second(told) >= 1.04 * tokens_per_second(run_all(crossing, long_and_short))
 
 
