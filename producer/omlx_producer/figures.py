@@ -178,7 +178,7 @@ class ModelFigures(BaseModel):
 
 
 def read_figures(connection: redis.Redis, alias: str | None = None) -> list[ModelFigures]:
-    """The models that are announced or paused, or for which something waits.
+    """The models that are announced or paused, that have a worker, or for which something waits.
 
     Args:
         alias: only this one, whatever is known of it.
@@ -210,8 +210,22 @@ def read_figures(connection: redis.Redis, alias: str | None = None) -> list[Mode
             crowded=[crowded[host] for host in {each.host for each in workers} & crowded.keys()],
         )
         for name, workers in zip(names, found, strict=True)
-        if name in (alias, *models, *aliases) or any(q.waiting for q in queues[name].values())
+        if name in (alias, *models, *aliases)
+        or any(each.lives(now) for each in workers)
+        or any(q.waiting for q in queues[name].values())
     ]
+
+
+def read_unannounced(connection: redis.Redis, alias: str | None = None) -> str:
+    """What workers do with a model before they announce it, in a sentence; empty if none has it.
+
+    Args:
+        alias: the model; else any, as long as none is announced.
+    """
+    found = read_figures(connection, alias)
+    if any(model.info for model in found):
+        return ""
+    return "; ".join(model.held_up for model in found if model.workers and model.held_up)
 
 
 def queue_key(queue: str) -> str:

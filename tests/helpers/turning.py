@@ -17,7 +17,7 @@ from rq.serializers import JSONSerializer
 from omlx_producer.program import INVALID
 from omlx_producer.wire import JOB_FUNCTION, ModelInfo, queue_name
 from omlx_worker.control.in_turn import ModelsInTurn
-from omlx_worker.control.status import Turn
+from omlx_worker.control.status import Describe, Turn
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.engine.rows.interface import ModelError, Tell
 from omlx_worker.serving import BROKEN
@@ -146,7 +146,11 @@ def turning_worker(
 
 @contextlib.contextmanager
 def loading_worker(
-    url: str, loads: Callable[[WorkerSettings, Tell], FakeEngine], **options: Any
+    url: str,
+    loads: Callable[[WorkerSettings, Tell], FakeEngine],
+    *,
+    describe: Describe = describe,
+    **options: Any,
 ) -> Iterator[GenerationWorker]:
     """A worker of demo alone on a thread."""
     connection = Redis.from_url(url)

@@ -18,7 +18,7 @@ from omlx_producer.bulk.output import real_path, require_run_output
 from omlx_producer.bulk.progress import say_skipped
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row
 from omlx_producer.bulk.store import Store
-from omlx_producer.figures import read_figures
+from omlx_producer.figures import read_figures, read_unannounced
 from omlx_producer.terminal import write
 from omlx_producer.wire import ModelInfo
 
@@ -132,6 +132,8 @@ def estimate_lacks(connection: redis.Redis, models: Iterable[str]) -> tuple[str,
     Returns:
         A sentence, empty if it lacks nothing; and whether each model has a worker.
     """
+    if UNKNOWN in models and (told := read_unannounced(connection)):
+        return f"{told}; for an estimate, try again in a moment", False
     found = [read_figures(connection, model)[0] for model in sorted(models)]
     if missing := [model.held_up for model in found if not model.workers]:
         told = missing[0] if UNKNOWN not in models else "no worker has announced a model yet"

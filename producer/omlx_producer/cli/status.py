@@ -16,7 +16,7 @@ from omlx_producer.cli.overview import NOTHING_ANNOUNCED, draw_figures, draw_mod
 from omlx_producer.cli.show import wait_reason
 from omlx_producer.commands.session import job_argument, open_producer, redis_option
 from omlx_producer.console import TableConsole
-from omlx_producer.figures import ModelFigures, read_figures
+from omlx_producer.figures import ModelFigures, read_figures, read_unannounced
 from omlx_producer.program import SectionedCommand, json_option, option
 from omlx_producer.terminal import local_time, write
 
@@ -70,7 +70,8 @@ def models(as_json: bool, redis_url: str | None) -> None:
     """List the models that workers have announced."""
     with open_producer(redis_url) as producer:
         announced = [model for model in read_figures(producer.connection) if model.info]
-    show(announced, draw_models, as_json=as_json)
+        nothing = read_unannounced(producer.connection) or NOTHING_ANNOUNCED
+    show(announced, draw_models, as_json=as_json, nothing=nothing)
 
 
 @click.command(cls=SectionedCommand)
@@ -95,10 +96,11 @@ def show(
     draw: Callable[[Sequence[ModelFigures]], RenderableType],
     *,
     as_json: bool,
+    nothing: str = NOTHING_ANNOUNCED,
 ) -> None:
-    """Print the models, as a table or as a line of JSON each."""
+    """Print the models, as a table or as a line of JSON each; without any, ``nothing``."""
     if not models:
-        click.echo(NOTHING_ANNOUNCED, err=True)
+        click.echo(nothing, err=True)
     elif as_json:
         write("".join(model.model_dump_json() + "\n" for model in models))
     else:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import click
+import redis
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
@@ -31,6 +32,7 @@ from omlx_producer.errors import (
     UnknownJob,
     UnsuitableRedis,
 )
+from omlx_producer.figures import read_unannounced
 from omlx_producer.producer import Producer
 from omlx_producer.program import (
     INVALID,
@@ -68,7 +70,7 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
         try:
             yield producer
         except InvalidRequest as error:
-            fail(INVALID, _with_option(error))
+            fail(INVALID, _with_option(error, producer.connection))
         except UnknownJob as error:
             fail(INVALID, str(error))
         except UnsuitableRedis as error:
@@ -155,8 +157,11 @@ def with_command(*words: str, stdin: bool = False) -> str:
     return f"with {' and '.join(needs)}".rstrip() + f": {program} {shlex.join(command)}"
 
 
-def _with_option(error: InvalidRequest) -> str:
-    """The sentence of an error, with the command's option in place of the field."""
+def _with_option(error: InvalidRequest, connection: redis.Redis) -> str:
+    """The sentence of an error, with the command's option in place of the field.
+
+    Of a model that workers load and have not announced, it says that instead.
+    """
     context = click.get_current_context()
     first = "prompt" if context.params.get("system") is None else "system"
     texts = {"messages": "prompt", "messages[0].content": first, "messages[1].content": "prompt"}
@@ -171,5 +176,9 @@ def _with_option(error: InvalidRequest) -> str:
             continue
         # The key of a repeatable ID=VALUE follows its option.
         told = error.told(param_name(param) + re.sub(r"^\.'([^']+)'$", r" \1", rest))
+    if isinstance(error, ModelNotFound) or error.field == "model":
+        with contextlib.suppress(RedisError):
+            loading = read_unannounced(connection, context.params.get("model"))
+            told = f"{loading}; try again in a moment" if loading else told
     anyway = isinstance(error, ModelNotFound) and error.anyway and "queue_anyway" in context.params
     return f"{told}, or pass --queue-anyway" if anyway else told

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,11 +21,12 @@ from omlx_producer.cli.main import cli
 from omlx_producer.client import workers
 from omlx_producer.client.workers import read_workers
 from omlx_producer.metrics import QueueCollector, metrics_server
+from omlx_producer.wire import ModelInfo
 from omlx_worker.control import status as board
 from tests.helpers.bulk_runs import write_rows
 from tests.helpers.gateway import running_gateway
 from tests.helpers.metrics import scrape, value
-from tests.helpers.turning import Loads, loading_worker
+from tests.helpers.turning import Loads, describe, loading_worker
 from tests.helpers.workers import fetch, is_over, status, wait_for
 
 Run = Callable[..., Result]
@@ -96,6 +98,54 @@ def test_a_dry_run_counts_and_says_that_an_estimate_waits(run: Run, tmp_path: Pa
     assert done.stderr == f"{HELD_UP}; an estimate waits for that\n"
 
 
+@pytest.fixture
+def unread(redis_url: str, connection: Redis, loads: Loads) -> Iterator[threading.Event]:
+    """A worker of demo, which it announces once this is set: it cannot read its files before."""
+    files = threading.Event()
+
+    def read(model: str) -> ModelInfo:
+        files.wait(20)
+        return describe(model)
+
+    with loading_worker(redis_url, loads, describe=read, name="mac-1"):
+        try:
+            wait_for(lambda: any(each.progress for each in read_workers(connection, "demo")))
+            yield files
+        finally:
+            files.set()
+            loads.gate.set()
+
+
+@pytest.mark.usefixtures("unread")
+def test_a_worker_says_that_it_loads_before_it_knows_what(run: Run, tmp_path: Path) -> None:
+    shown, told = run("status").stdout, "loading it (reading its configuration)"
+    assert ["mac-1", "loading"] in [line.split()[:2] for line in shown.splitlines()]
+    assert f"mac-1: {told}" in shown
+    held_up = f"the workers of demo are {told}"
+    assert run("models").stderr == f"{held_up}\n"
+    rows, named = tmp_path / "few.csv", ("--model", "demo")
+    rows.write_text("mail\nhello\n")
+    command = ("run", str(rows), "--template", "{mail}")
+    done = run(*command, "--dry-run")
+    assert (done.exit_code, json.loads(done.stdout)["rows"]) == (0, 1)
+    assert done.stderr == f"{held_up}; for an estimate, try again in a moment\n"
+    again = f"omlx-submit: {held_up}; try again in a moment"
+    for options in ((), named):
+        refused = run(*command, "-o", str(tmp_path / "out.csv"), *options)
+        assert refused.stderr == f"{again}, or pass --queue-anyway\n"
+    assert run("hello").stderr == f"{again}\n"
+    assert "which no worker has announced" in run("hello", "--model", "asleep").stderr
+
+
+def test_a_model_is_announced_as_soon_as_its_worker_knows_it(
+    connection: Redis, unread: threading.Event
+) -> None:
+    assert not Producer(connection).models()
+    unread.set()
+    wait_for(lambda: Producer(connection).models())
+    assert read_workers(connection, "demo")[0].is_loading
+
+
 def test_the_log_says_what_a_worker_loads(
     redis_url: str, loads: Loads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,13 +157,15 @@ def test_the_log_says_what_a_worker_loads(
 
 
 def test_a_worker_of_one_model_is_stopped_at_once_while_it_loads(
-    redis_url: str, connection: Redis, loads: Loads
+    redis_url: str, connection: Redis, loads: Loads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with loading_worker(redis_url, loads) as worker:
+    with caplog.at_level(logging.INFO), loading_worker(redis_url, loads) as worker:
         wait_for(lambda: loads.made)
         worker.stop()
         wait_for(lambda: not worker.test_thread.is_alive())
         assert worker.exit_code == 143
+        assert "ended before demo was loaded" in caplog.messages
+        assert not any("in total" in each or "still busy" in each for each in caplog.messages)
         assert not connection.keys("omlx:workers:*")
         loads.gate.set()
 

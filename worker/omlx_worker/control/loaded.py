@@ -188,7 +188,7 @@ class LoadedModel:
             if gives_back:
                 self.admission.give_back()
         self.decode_thread.submit(Stop())
-        if not self.decode_thread.join(seconds):
+        if not self.decode_thread.join(seconds) and not self.is_loading:
             log.warning("the engine is still busy; ending without it")
         if self.admission is not None:
             self.admission.join(seconds)

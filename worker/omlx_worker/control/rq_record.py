@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from redis import Redis
 from redis.exceptions import RedisError
-from rq import Worker
+from rq import Queue, Worker
 from rq.rate_limit import RateLimitRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcparse
@@ -187,6 +187,8 @@ class RecordedWorker(Worker):
             return
         self.connection.transaction(self._retire_predecessor, self.key)
         super().register_birth()  # type: ignore[no-untyped-call]
+        # Producers find a model by its queues before it is announced.
+        self.connection.sadd(Queue.redis_queues_keys, *(queue.key for queue in self.queues))
 
     def require_free_name(self) -> None:
         """Look before the model is loaded, which takes time; `register_birth` looks again.

@@ -217,7 +217,8 @@ class UnloadedBoard:
             announce(self._connection, self._model_alias, self.info)
 
     def show(self, _: str = "") -> None:
-        """Write the figures, if it is time to. While the model is loaded, log a line now and then.
+        """Write the figures, if it is time to. While the model is loaded, also announce it, and log
+        a line now and then.
 
         The state is that of the moment.
         """
@@ -226,7 +227,10 @@ class UnloadedBoard:
             self._written_at = now
             figures = self.figures().model_copy(update={"at": server_time(self._connection)})
             write_figures(self._connection, self._model_alias, figures)
-            if figures.is_loading and now - self._told_at >= LINE_SECONDS:
+            if not figures.is_loading:
+                return
+            self.announce()
+            if now - self._told_at >= LINE_SECONDS:
                 self._told_at = now
                 log.info("loading %s: %s", self._model_alias, figures.progress)
 

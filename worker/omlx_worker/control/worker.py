@@ -24,6 +24,7 @@ from omlx_worker.control.status import Describe, StatusBoard, Turn, UnloadedBoar
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.job_log import JobCounts, JobLog
 from omlx_worker.delivery.observers import Observers
+from omlx_worker.engine.rows.interface import Engine, Tell
 from omlx_worker.mac.machine import Mac
 from omlx_worker.messages import (
     Crashed,
@@ -87,14 +88,14 @@ class GenerationWorker(RecordedWorker):
             is_child=turn is not None,
         )
         self._turn_of_model = turn
-        self._describe = describe
+        self._describe, self._load_engine = describe, make_engine
         self._jobs = JobCounts()
         self.observers = Observers(JobLog(), self._jobs)
         self.loaded = LoadedModel(
             settings,
             connection,
             self.name,
-            make_engine=make_engine,
+            make_engine=self._make_engine,
             main=self._mailbox,
             observers=self.observers,
             outside=outside,
@@ -136,8 +137,6 @@ class GenerationWorker(RecordedWorker):
             Exception: what the engine raised when it was made, or when it broke, and errors of
                 Redis that do not pass.
         """
-        if self._describe is not None:
-            self._unloaded.info = self._describe(self._settings.model)
         with self._signals.caught():
             try:
                 while self._turn(burst):
@@ -183,6 +182,13 @@ class GenerationWorker(RecordedWorker):
             self.board.announce()
         self.board.show(self._condition)
         return goes_on
+
+    def _make_engine(self, settings: WorkerSettings, tell: Tell) -> Engine:
+        """Describe the model, then load it. Runs on the decode thread."""
+        if self._describe is not None:
+            tell("reading its configuration")
+            self._unloaded.info = self._describe(settings.model)
+        return self._load_engine(settings, tell)
 
     def _begin(self) -> None:
         """The model is loaded."""
@@ -325,4 +331,7 @@ class GenerationWorker(RecordedWorker):
         for claim in self.leases.jobs():
             self.observers.ended(claim, outcome="abandoned", error="its lease will expire")
         self._machine.keep_awake(False)
-        log.info("in total, %s: %s", self.alias, self.decode_thread.counters)
+        if self.loaded.admission is not None:
+            log.info("in total, %s: %s", self.alias, self.decode_thread.counters)
+        elif self._error is None:
+            log.info("ended before %s was loaded", self.alias)
