@@ -45,6 +45,7 @@ class Meter:
         cut_by_length: rows of which a choice ended at its limit of tokens.
         cut_by_repetition: rows of which one ended because it repeated itself.
         now: what the workers do, None if not known.
+        held_up: why none of the rows runs; empty if one does, or that is not known.
         files: what was written: rows by file.
         age: seconds from a batch's start to its end, or to now; None for a run.
     """
@@ -64,6 +65,7 @@ class Meter:
     cut_by_repetition: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     now: Speed | None = None
+    held_up: str = ""
     age: float | None = None
     files: dict[Path, int] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic

@@ -165,7 +165,7 @@ class WorkerWatch:
         self._told: set[str] = set()
 
     def look(self, models: Iterable[str], meter: Meter, in_flight: int) -> None:
-        """Tell the meter what runs.
+        """Tell the meter what runs and, while nothing does, why.
 
         Rows of a batch advance together, so the run's tokens a second are its share of the rows.
 
@@ -173,13 +173,13 @@ class WorkerWatch:
             in_flight: rows in Redis.
         """
         if not in_flight:
-            meter.now, self.served = Speed(0, 0.0, 0.0), True
+            meter.now, meter.held_up, self.served = Speed(0, 0.0, 0.0), "", True
             self._tell({})
             return
         if time.monotonic() - self._looked_at < FIGURES_SECONDS:
             return
         self._looked_at = time.monotonic()
-        meter.now, self.served = None, True
+        meter.now, meter.held_up, self.served = None, "", True
         # The collector meets an outage.
         with contextlib.suppress(RedisError):
             running, tokens_in, tokens_out, held_up = 0, 0.0, 0.0, dict[str, str]()
@@ -199,6 +199,7 @@ class WorkerWatch:
                 tokens_in += share * sum(worker.prompt_tokens_per_second for worker in workers)
                 tokens_out += share * sum(worker.tokens_per_second for worker in workers)
             meter.now, self.served = Speed(running, tokens_in, tokens_out), served
+            meter.held_up = "" if running else "; ".join(held_up.values())
             self._tell(held_up)
 
     def _tell(self, held_up: Mapping[str, str]) -> None:
@@ -350,9 +351,12 @@ def figures(meter: Meter) -> list[str]:
         parts.append(f"about {duration(eta)} left")
     if meter.failed:
         parts.append(f"{meter.failed} failed")
-    if meter.now is not None:
-        parts.append(f"{meter.now.running} running")
-    parts.append(f"{tokens_in:.0f} tok/s in, {tokens_out:.0f} out")
+    if meter.held_up:
+        parts.append(meter.held_up)
+    else:
+        if meter.now is not None:
+            parts.append(f"{meter.now.running} running")
+        parts.append(f"{tokens_in:.0f} tok/s in, {tokens_out:.0f} out")
     if meter.acceptance is not None:
         parts.append(f"{meter.acceptance:.0%} accepted")
     parts.append(f"after {duration(meter.seconds)}")
