@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ case "$*" in
   -c*) case " $TOO_OLD " in *" ${0##*/} "*) exit 1 ;; esac ;;
   "-m venv --clear .venv")
     echo "venv ${0##*/}" >> calls
+    sleep "${VENV_SECONDS:-0}"
     rm -rf .venv && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
   "-m pip install"*) echo "pip ${PIP_EXIT:-0}" >> calls; exit "${PIP_EXIT:-0}" ;;
 esac
@@ -34,7 +36,7 @@ class Checkout:
         (folder / "scripts").mkdir()
         shutil.copy(SETUP, folder / "scripts")
         self._bin.mkdir()
-        for tool in ("bash", "sh", "dirname", "rm", "mkdir", "cp", "touch"):
+        for tool in ("bash", "sh", "dirname", "rm", "mkdir", "cp", "touch", "sleep"):
             (self._bin / tool).symlink_to(str(shutil.which(tool)))
         self.header = folder / ".venv/lib/python3.12/site-packages" / HEADER
         self.venv_python = folder / ".venv/bin/python"
@@ -103,6 +105,14 @@ def test_a_second_run_does_nothing(checkout: Checkout) -> None:
     checkout.calls()
     assert checkout.run().stderr == ""
     assert checkout.calls() == []
+
+
+@pytest.mark.slow
+def test_an_environment_that_takes_long_has_a_word_meanwhile(checkout: Checkout) -> None:
+    checkout.add("python3")
+    told = checkout.run(VENV_SECONDS="12").stderr.splitlines()
+    assert told[0] == "making .venv with python3 ..."
+    assert re.fullmatch(r"  \d+ s: making \.venv with python3 \.\.\.", told[1])
 
 
 def test_an_interrupted_installation_is_done_again_from_the_start(checkout: Checkout) -> None:
