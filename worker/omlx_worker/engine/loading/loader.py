@@ -130,6 +130,7 @@ def load_engine(
         drafter = NO_DRAFTER
     make_drafter = read_drafter(drafter, tokenizer, tell)
     contest = Contest(kernels_dir, fixed=fixed)
+    tell("comparing it with mlx-lm")
     decoder = decoder_of(
         network, max_rows, depth, make_drafter, lookup, prefixes, contest, embedder
     )

@@ -29,6 +29,14 @@ def test_a_checkpoint_without_a_ragged_form_is_refused_by_name(tmp_path: Path, f
         load_engine(str(folder), max_rows=4)
 
 
+def test_a_load_tells_what_it_does(tmp_path: Path) -> None:
+    told: list[str] = []
+    folder = write_family(tmp_path / EVERY_DAY[0], EVERY_DAY[0])
+    with pytest.raises(ModelError):
+        load_engine(str(folder), max_rows=4, tell=told.append)
+    assert told == ["reading the weights", "comparing it with mlx-lm"]
+
+
 def test_the_documentation_lists_every_family_that_is_refused() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     assert not [name for name in REFUSED if f"`{name}`" not in page]
