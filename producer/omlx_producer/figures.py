@@ -18,7 +18,7 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.client.models import parse_models
 from omlx_producer.client.workers import WorkerFigures, parse_workers
 from omlx_producer.lua import load
-from omlx_producer.terminal import counted, duration, in_units
+from omlx_producer.terminal import counted, duration, in_units, without_counts
 from omlx_producer.wire import PRIORITIES, ModelInfo, Priority, queue_name, read_queue_name
 from omlx_producer.wire.keys import MODELS_KEY, PAUSED_KEY, open_key, workers_key
 
@@ -89,8 +89,10 @@ class ModelFigures(BaseModel):
             return f"no worker serves {self.alias}"
         if self.paused:
             return self._pause
-        reasons = sorted({worker.held_up for worker in self.workers})
-        return f"the workers of {self.alias} are {', '.join(reasons)}" if all(reasons) else ""
+        # Workers that do the same, each so far, are one reason.
+        reasons = {without_counts(each.held_up): each.held_up for each in self.workers}
+        told = ", ".join(sorted(reasons.values()))
+        return f"the workers of {self.alias} are {told}" if all(reasons) else ""
 
     def too_new(self, what: str, version: int) -> str:
         """That none of the workers knows a version of requests, and what to do; empty if one does.

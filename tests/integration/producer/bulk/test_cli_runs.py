@@ -424,13 +424,15 @@ def test_what_holds_rows_up_is_told_once_while_they_wait(
     assert [told(in_flight=0), told(in_flight=0), told(), told()] == ["", "", "", said]
 
 
-def test_a_worker_that_loads_is_told_once_and_the_bar_shows_its_progress(
+def test_workers_that_load_are_told_once_and_the_bar_shows_their_progress(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "FIGURES_SECONDS", 0.0)
     watch, meter, said = WorkerWatch(connection, "aa"), Meter(total=3), []
     for part in range(1, 6):
-        sign_on(connection, "mac-1", ALIAS, state="loading", progress=f"warming up {part} of 57")
+        for worker, done in (("mac-1", part - 1), ("mac-2", part)):
+            told = f"warming up {done} of 57"
+            sign_on(connection, worker, ALIAS, state="loading", progress=told)
         watch.look({ALIAS}, meter, in_flight=1)
         said.append(capsys.readouterr().err)
         told = f"the workers of {ALIAS} are loading it (warming up {part} of 57)"
