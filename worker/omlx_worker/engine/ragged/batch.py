@@ -60,6 +60,8 @@ class Held:
         state: likewise of the step's state, ``[1, ...]``, while it is suspended.
         body_length: tokens in the bodies; all before it decodes.
         accepted: drafts of the last step that was read.
+        diverged: whether its steps do not repeat its text, from which it goes on once it has a
+            slot.
         scored: the tokens of its prompt from the second on, or its targets, as far as it is read,
             if they are to be scored.
         pooled: ``[hidden]`` float32, what `Embedder.pool` gave for the tokens that are read.
@@ -72,6 +74,7 @@ class Held:
     state: State = field(default_factory=dict)
     body_length: int = 0
     accepted: int = 0
+    diverged: bool = False
     scored: list[Scored] = field(default_factory=list)
     pooled: mx.array | None = None
     matcher: Matcher | None = None

@@ -100,7 +100,6 @@ class RaggedDecoder(Batch):
         self._params: Params = {}
         self._depth = self.max_depth
         self._in_flight: _Flight | None = None
-        self._diverged: list[Row] = []
         self._fitted = -1
         self._halves = Halves(model, self.own_depth)
 
@@ -241,13 +240,13 @@ class RaggedDecoder(Batch):
         if not OVERLAPS:
             landing, self._in_flight = self._in_flight, None
         steps = self._land(landing) if landing else []
+        for row in [row for row in self.seated if self.rows[row].diverged]:
+            self._go_on_from_text(row)
         ended: dict[Row, Cut] = {
             row: "slow" if matcher.too_slow else "failed"
             for row in self.seated
             if (matcher := self.rows[row].matcher) and matcher.ended
         }
-        if self._diverged:
-            self._read_diverged()
         # A row without a step gets one without tokens.
         without = ended.keys() - {step.row for step in steps}
         whole = [*steps, *(RowStep(row, []) for row in without)]
@@ -330,21 +329,19 @@ class RaggedDecoder(Batch):
             if not width and held.runs and held.runs.recurs:
                 drafter = "lookup"
             held.commit(tokens)
-            known = self._repeated(row, tokens) if row.again else 0
+            known = self._repeated(row, held, tokens) if row.again else 0
             row.tokens += tokens[known:]
             if sampled := sampled[known:]:
                 landed.append(RowStep(row, sampled, judged, width, drafter))
         return landed
 
-    def _read_diverged(self) -> None:
-        """Let rows that do not repeat their texts go on from these."""
-        diverged, self._diverged = self._diverged, []
-        for row in diverged:
-            self.leave(row)
-            row.again = 0
-            self.enter(row)
+    def _go_on_from_text(self, row: Row) -> None:
+        """Read all tokens of a row that does not repeat its text."""
+        self.leave(row)
+        row.again = 0
+        self.enter(row)
 
-    def _repeated(self, row: Row, tokens: Sequence[int]) -> int:
+    def _repeated(self, row: Row, held: Held, tokens: Sequence[int]) -> int:
         """How many of a step's tokens the row had before."""
         known = row.tokens[row.committed :][: len(tokens)]
         if list(tokens[: len(known)]) != known:
@@ -353,7 +350,7 @@ class RaggedDecoder(Batch):
                 "differently",
                 row.row_id,
             )
-            self._diverged.append(row)
+            held.diverged = True
             return len(tokens)
         row.again -= len(known)
         return len(known)

@@ -278,6 +278,25 @@ def test_a_row_that_does_not_repeat_its_text_goes_on_from_it(
     assert [token for token, _ in rest] == [token for token, _ in wanted]
 
 
+def test_a_row_that_is_suspended_as_it_does_not_repeat_its_text_goes_on_from_it_when_resumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network, told = two_layers(), [3, 1, 4]
+    request, urgent = (row.request for row in rows_of(3, 20)[1:])
+    rows = [Row(request, BULK, told), Row(urgent, HIGH)]
+    worker = Worker(network, slots=1)
+
+    rest = worker.run(rows, {urgent.row_id: 3})
+
+    assert worker.counters.pauses == 1
+    assert f"row {request.row_id} does not repeat its text here" in caplog.text
+    longer = replace(request, prompt=[*request.prompt, *told], max_tokens=request.max_tokens - 3)
+    wanted = Worker(network, slots=1).run([Row(longer, BULK), Row(urgent, HIGH)])
+    assert {name: [token for token, _ in text] for name, text in rest.items()} == {
+        name: [token for token, _ in text] for name, text in wanted.items()
+    }
+
+
 def test_one_row_among_many_fixed_slots_never_waits_for_the_step_in_flight() -> None:
     decoder = RaggedDecoder(as_ragged(tiny("llama"), checks=False), fixed=8)
     enter(decoder, RowRequest("a", [5] * 20, 60, GREEDY))
