@@ -242,7 +242,7 @@ class ActiveJob:
 
         A resumed row may also find a part of its own text in the cache. That does not count.
         """
-        return min(self.prompt_tokens, *(row.cached for row in self.rows))
+        return min(self.prompt_tokens, *(row.cached or 0 for row in self.rows))
 
     @property
     def finish_reasons(self) -> list[FinishReason]:

@@ -188,7 +188,7 @@ class DecodeLoop:
             return
         row = self._scheduler.get(emission.row_id)
         if row is not None and emission.rejoins:
-            row.wait()
+            self._scheduler.rejoin(row)
         elif row is not None:
             self._scheduler.remove(row)
 

@@ -135,6 +135,11 @@ class Scheduler:
             note(row, self._rows.values(), self._chunks.unit)
         self._rows[row.row_id] = row
 
+    def rejoin(self, row: Row) -> None:
+        """Let a row wait for a place again, from now on, to read all of its tokens there."""
+        row.wait()
+        row.since = self._clock()
+
     def remove(self, row: Row) -> None:
         """Forget a row that has finished or was dropped; an unknown row is ignored."""
         row.end()

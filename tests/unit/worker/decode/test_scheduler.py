@@ -184,8 +184,16 @@ def test_a_row_that_has_decoded_for_long_makes_place_as_one_that_has_not() -> No
 def test_a_row_that_rejoins_reads_its_tokens_again() -> None:
     rows = Rows.filled(BULK)
     rows.rows["row-0"].tokens += [7] * 10
-    rows.rows["row-0"].wait()
+    rows.scheduler.rejoin(rows.rows["row-0"])
     assert rows.told(3) == ["join row-0", "read 8 of row-0", "read 3 of row-0"]
+
+
+def test_patience_with_a_row_that_rejoins_counts_from_then_on() -> None:
+    rows = Rows.filled(BULK)
+    rows.clock.now = 31
+    rows.scheduler.rejoin(rows.rows["row-0"])
+    rows.add("high", 1, HIGH)
+    assert rows.told() == ["join high"]
 
 
 def test_only_bulk_rows_make_place_and_only_for_the_best_level() -> None:

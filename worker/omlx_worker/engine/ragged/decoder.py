@@ -135,6 +135,13 @@ class RaggedDecoder(Batch):
         """Take a row in; see `Engine.add`."""
         held = self.rows[row] = Held()
         row.computed = row.flying = 0
+        shared = self._take(row, held)
+        if row.cached is None:
+            row.cached = min(row.computed, len(row.request.prompt))
+        return shared
+
+    def _take(self, row: Row, held: Held) -> int:
+        """Take what the prefix cache has of a row; returns what `add` does."""
         unread = row.tokens[: row.shareable]
         if not (self.prefixes and row.request.cache and unread):
             return 0
@@ -146,7 +153,6 @@ class RaggedDecoder(Batch):
         if count:
             self.share(row, pages, count)
             held.layers, row.computed = layers, count
-            row.cached = max(row.cached, min(count, len(row.request.prompt)))
         return self.prefixes.shared(unread, salt)
 
     def read(self, tokens: Mapping[Row, int]) -> dict[Row, Report]:

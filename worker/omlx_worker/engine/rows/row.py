@@ -66,7 +66,8 @@ class Row:
         said: its text, a `RowText`; None until the engine begins it.
         sampling: as it asks, or with the penalty of texts that repeat themselves.
         told: whether what reading its prompt gives has been told. It may be read again.
-        cached: tokens of its prompt that were not read, because the prefix cache held them.
+        cached: tokens of its prompt that the prefix cache held when the row was first added; None
+            before.
         kin: rows whose prompts begin alike, and the tokens in common, until it decodes.
         stops: counts of computed tokens at which reading stops: the prefix cache keeps what is read
             up to there, and other rows may go on from it.
@@ -90,7 +91,7 @@ class Row:
     said: Any = None
     sampling: Sampling = field(init=False)
     told: bool = False
-    cached: int = 0
+    cached: int | None = None
     kin: dict[Row, int] = field(default_factory=dict)
     stops: set[int] = field(default_factory=set)
     arrival: int = 0

@@ -341,6 +341,19 @@ def test_a_row_that_wants_none_of_it_is_read_cold_and_keeps_nothing() -> None:
     assert row.cached == 0
 
 
+def test_what_a_row_has_read_itself_is_not_cached_for_it_when_it_is_read_again() -> None:
+    decoder = Decoding(tiny("llama")).decoder
+    row = bulk("one", tokens(SHORTEST + 40, "one"))
+    row.stops.add(SHORTEST)
+    decoder.add(row)
+    decoder.read({row: SHORTEST})
+    decoder.leave(row)
+
+    decoder.add(row)
+
+    assert (row.computed, row.cached) == (SHORTEST, 0)
+
+
 def test_a_row_that_had_ended_keeps_nothing_while_it_is_read_beside_others() -> None:
     decoding = Decoding(tiny("llama"))
     requests = [
