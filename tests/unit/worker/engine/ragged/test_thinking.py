@@ -166,9 +166,9 @@ def test_log_probabilities_of_what_is_forced_are_certain(
     demo: Loaded, drafting: RaggedDecoder
 ) -> None:
     asked = thinker(demo, replace(HOT, top_logprobs=2))
-    enter(drafting, asked)
+    row = enter(drafting, asked)
     steps = [step for _ in range(TOKENS) for step in drafting.step()]
-    drafting.remove("x")
+    drafting.leave(row)
     sampled = [each for step in steps for each in step.tokens][:TOKENS]
     places = forced(asked, [each.token for each in sampled])
     assert places
