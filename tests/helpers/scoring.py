@@ -45,6 +45,7 @@ class Scoring:
         self.counters = Counters()
         self.scores: dict[str, list[PromptLogprob]] = {}
         self.reasons: dict[str, str] = {}
+        self.thought: dict[str, int] = {}
         self._loop = DecodeLoop(
             engine,
             MemoryBudget(PLENTY, 0, self.decoder.bytes_for),
@@ -64,6 +65,7 @@ class Scoring:
                     self.scores[emission.row_id] = emission.prompt_logprobs
                 if emission.finish_reason:
                     self.reasons[emission.row_id] = emission.finish_reason
+                    self.thought[emission.row_id] = emission.reasoning_tokens
         return {row.row_id: row.text_tokens() for row in running}
 
 

@@ -74,15 +74,20 @@ class Texts:
 
     def read(self, row: Row, report: Report) -> Emission:
         """What reading its prompt gave, with which a row ends that decodes nothing."""
-        asked = row.request
+        asked, said = row.request, row.said
+        assert said
         if isinstance(report, bytes):
             return Emission(row.row_id, [], "", finish_reason="stop", vector=report)
-        ended: FinishReason | None = row.said.ended if row.said else None
-        reason = ended or (None if asked.max_tokens else "length")
+        reason: FinishReason | None = said.ended or (None if asked.max_tokens else "length")
         whole = report if asked.targets else [Scored(asked.prompt[0], rank=0), *report]
         told = [replace(scored, top=scored.top[: asked.prompt_logprobs]) for scored in whole]
         logprobs = [PromptLogprob(**self.fields(each), rank=each.rank) for each in told]
-        return Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=logprobs)
+        return Emission(
+            *(row.row_id, [], ""),
+            finish_reason=reason,
+            reasoning_tokens=said.reasoning_tokens,
+            prompt_logprobs=logprobs,
+        )
 
     def stepped(self, step: RowStep) -> Emission:
         """What a step adds. The row ends or rejoins if the emission says so."""

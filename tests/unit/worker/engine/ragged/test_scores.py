@@ -19,6 +19,7 @@ from omlx_worker.engine.rows.request import RowRequest
 from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import GREEDY, Loaded, enter
 from tests.helpers.families import tiny
+from tests.helpers.markups import thinking
 from tests.helpers.scoring import Scoring, mlx_lms
 
 CLOSE = 1e-4
@@ -133,6 +134,16 @@ def test_what_a_row_has_generated_is_read_again_but_not_scored(qwen: Loaded) -> 
     for name in ("whole", "resumed", "ended"):
         check(qwen.network, prompt, scoring.scores[name])
         assert scoring.reasons[name] == "length"
+
+
+def test_a_scored_row_that_had_ended_tells_how_long_it_has_thought(qwen: Loaded) -> None:
+    scoring = Scoring(qwen.network)
+    thinks = replace(GREEDY, thinking=thinking((7,), (8, 9), begun=True))
+    row = replace(scored("x", [1, 2, 3], 4), sampling=thinks)
+
+    scoring.run(Row(row, generated=[5, 5, 8, 9]))
+
+    assert scoring.thought == {"x": 2}
 
 
 def test_memory_for_the_logits_of_a_window_is_counted_while_a_prompt_is_scored(
