@@ -176,7 +176,8 @@ class DecodeLoop:
             tokens = act.chunk.tokens
             counters.prompt_windows += any(tokens.values())
             # The first step of a row reads the last token of its prompt.
-            counters.prompt_tokens += sum(tokens.values()) + sum(not row.left for row in tokens)
+            stepping = sum(not (row.left or row.request.unread) for row in tokens)
+            counters.prompt_tokens += sum(tokens.values()) + stepping
         elif act.rows:
             counters.stepped(len(act.rows), emissions)
         counters.rows = self._scheduler.joined

@@ -93,6 +93,13 @@ def test_the_prompt_that_is_still_read_counts_beside_its_row() -> None:
     assert reading.left == 0
 
 
+def test_a_row_that_is_read_for_its_vector_counts_each_token_once() -> None:
+    worker = decoding(FakeEngine(vector_size=4), limit=1000)
+    worker.add([Row(RowRequest("v", [1] * 10, 0, Sampling(), vector=4))])
+    act_until(worker, lambda: worker.act() is None)
+    assert worker.counters.prompt_tokens == 10
+
+
 def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     class Traced(FakeEngine):
         def step(self, depth: int | None = None) -> list[Emission]:
