@@ -58,7 +58,7 @@ def vector_of(tokens: int, size: int) -> bytes:
 
 
 GOES_ROUND = "round and round"
-BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "break-prepare"
+BREAKS_READ, BREAKS_STEP, BREAKS_PREPARE = "break-read", "break-step", "break-prepare"
 TOO_BUSY = "too-busy"
 
 
@@ -189,14 +189,14 @@ class FakeEngine:
         return 0
 
     def read(self, tokens: Mapping[Row, int]) -> list[Emission]:
-        if any(_says(row.request, BREAKS_PREFILL) for row in tokens):
+        if any(_says(row.request, BREAKS_READ) for row in tokens):
             raise RuntimeError("out of memory")
         for row, count in tokens.items():
             assert min(1, row.left) <= count <= row.left
             row.computed += count
-        return [told for row in tokens if not row.left for told in self._reported(row)]
+        return [told for row in tokens if not row.left for told in self._report(row)]
 
-    def _reported(self, row: Row) -> list[Emission]:
+    def _report(self, row: Row) -> list[Emission]:
         """A token's log-probability is minus its id; the likeliest are always a, b and c.
 
         What a decision scores gets a share of it, as small as there are ``!`` in the prompt.

@@ -13,7 +13,7 @@ from tests.helpers.clock import Clock
 
 
 class Rows:
-    """A scheduler of rows that take a byte each, in the batch as well as paused."""
+    """A scheduler of rows that take a byte each, in the batch as well as suspended."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Rows:
         self.scheduler.remove(self.rows[name])
 
     def drive(self) -> Act:
-        """Take a act as the engine does."""
+        """Do the next act, as the loop and the engine do."""
         act = self.scheduler.next()
         follow(self.scheduler, act, held=self.held)
         return act
 
     def told(self, steps: int = 1) -> list[str]:
-        """The next turns in words."""
+        """The next acts in words."""
         return [words(self.drive()) for _ in range(steps)]
 
 
@@ -98,7 +98,7 @@ def follow(
 
 _MOVES = {
     Stage.READING: "join",
-    Stage.SUSPENDED: "pause",
+    Stage.SUSPENDED: "suspend",
     Stage.DECODING: "resume",
     Stage.WAITING: "evict",
 }

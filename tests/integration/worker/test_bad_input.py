@@ -27,7 +27,7 @@ from omlx_worker.delivery import publisher
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
-from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP, TOO_BUSY
+from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_READ, BREAKS_STEP, TOO_BUSY
 from tests.helpers.leases import kill
 from tests.helpers.server_time import forward
 from tests.helpers.workers import (
@@ -300,7 +300,7 @@ def test_a_worker_whose_decode_or_main_thread_breaks_leaves_its_jobs_to_the_swee
     assert status(job) == "queued"
 
 
-@pytest.mark.parametrize("prompt", [BREAKS_PREFILL, BREAKS_STEP])
+@pytest.mark.parametrize("prompt", [BREAKS_READ, BREAKS_STEP])
 def test_an_engine_error_fails_the_jobs_it_hit_and_the_worker_goes_on(
     prompt: str, redis_url: str, connection: Redis
 ) -> None:

@@ -19,7 +19,7 @@ from tests.helpers.fake_engine import FakeEngine
 
 
 class Suspending(FakeEngine):
-    """Keeps the caches of paused rows, of five bytes each, and notes which are let go."""
+    """Keeps the pages of suspended rows, of five bytes each, and notes which are let go."""
 
     def __init__(self) -> None:
         super().__init__(max_rows=2)

@@ -165,7 +165,7 @@ def test_a_row_that_is_not_in_the_batch_can_be_removed() -> None:
 def test_a_row_of_the_best_level_takes_the_place_of_the_youngest_bulk_row() -> None:
     rows = Rows.filled(BULK, BULK, DEFAULT)
     rows.add("high", 4, HIGH)
-    assert rows.told(4) == ["pause row-1", "join high", "read 4 of high", "decode"]
+    assert rows.told(4) == ["suspend row-1", "join high", "read 4 of high", "decode"]
     assert {row.row_id for row in rows.scheduler.decoding} == {"row-0", "row-2", "high"}
     rows.remove("high")
     assert rows.told(2) == ["resume row-1", "decode"]
@@ -175,7 +175,7 @@ def test_a_row_that_has_decoded_for_long_makes_place_as_one_that_has_not() -> No
     rows = Rows.filled(BULK, BULK)
     rows.clock.now = 31
     rows.add("high", 1, HIGH)
-    assert rows.told(3) == ["pause row-1", "join high", "read 1 of high"]
+    assert rows.told(3) == ["suspend row-1", "join high", "read 1 of high"]
     rows.clock.now = 31 + 30
     rows.remove("high")
     assert rows.told(2) == ["decode", "resume row-1"]
@@ -205,7 +205,7 @@ def test_only_bulk_rows_make_place_and_only_for_the_best_level() -> None:
     assert rows.told() == ["decode"]
 
 
-def test_a_row_that_has_waited_long_goes_first_and_is_not_paused_any_more() -> None:
+def test_a_row_that_has_waited_long_goes_first_and_is_not_suspended_any_more() -> None:
     rows = Rows.filled(DEFAULT)
     rows.add("bulk", 1, BULK)
     rows.clock.now = 30
@@ -268,15 +268,15 @@ def test_rows_that_do_not_fit_together_wait_however_many_places_are_free() -> No
     assert rows.told(2) == ["join c", "read 1 of c"]
 
 
-def test_a_paused_rows_cache_goes_only_where_it_is_in_the_way() -> None:
+def test_the_pages_of_a_suspended_row_go_only_where_it_is_in_the_way() -> None:
     rows = Rows(2, memory=3)
     for name in ("a", "b"):
         rows.add(name, 1, BULK)
     rows.told(4)
     rows.add("first", 1, HIGH)
-    assert rows.told(3) == ["pause b", "join first", "read 1 of first"]
+    assert rows.told(3) == ["suspend b", "join first", "read 1 of first"]
     rows.add("second", 1, HIGH)
-    assert rows.told(5) == ["decode", "pause a", "evict b", "join second", "read 1 of second"]
+    assert rows.told(5) == ["decode", "suspend a", "evict b", "join second", "read 1 of second"]
     rows.remove("first")
     rows.remove("second")
     assert rows.told(3) == ["resume a", "join b", "decode"]

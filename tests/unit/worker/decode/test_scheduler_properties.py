@@ -17,7 +17,7 @@ from tests.helpers.scheduling import follow
 class _Model:
     """What must hold of a scheduler, whatever happens to its rows.
 
-    A row in the batch takes a byte, and so does the cache of a paused one.
+    A row in the batch takes a byte, and so do the pages of a suspended one.
     """
 
     def __init__(self, max_rows: int, chunk: int, memory: int) -> None:
@@ -28,7 +28,7 @@ class _Model:
         self.scheduler = Scheduler(max_rows, chunks, budget, clock=self.clock)
         self.rows: dict[str, Row] = {}
         self.batch: set[Row] = set()
-        self.paused: set[Row] = set()
+        self.suspended: set[Row] = set()
         self.added = 0
         self.chunks_since_decode = 0
 
@@ -42,7 +42,7 @@ class _Model:
         if row := self.rows.pop(name, None):
             self.scheduler.remove(row)
             self.batch.discard(row)
-            self.paused.discard(row)
+            self.suspended.discard(row)
 
     @property
     def decoding(self) -> set[Row]:
@@ -71,7 +71,7 @@ class _Model:
         assert self.scheduler.joined == len(self.batch) <= self.max_rows
         assert set(self.scheduler.decoding) == self.decoding
         suspended = {row for row in self.scheduler.rows if row.stage is Stage.SUSPENDED}
-        assert suspended == self.paused
+        assert suspended == self.suspended
         if not self.decoding:
             self.chunks_since_decode = 0
         return bool(act.row or act.chunk or act.rows)
@@ -79,26 +79,26 @@ class _Model:
     def _check_move(self, row: Row, decoding: set[Row]) -> None:
         match row.stage:
             case Stage.READING:
-                assert row not in self.batch | self.paused
+                assert row not in self.batch | self.suspended
                 self.batch.add(row)
             case Stage.SUSPENDED:
                 assert row in decoding
                 assert row.level == BULK
                 assert any(r.level == HIGH for r in set(self.rows.values()) - self.batch)
                 self.batch.remove(row)
-                self.paused.add(row)
+                self.suspended.add(row)
             case Stage.DECODING:
-                assert row in self.paused
-                self.paused.remove(row)
+                assert row in self.suspended
+                self.suspended.remove(row)
                 self.batch.add(row)
             case Stage.WAITING:
-                assert row in self.paused
-                assert len(self.batch) + 1 + len(self.paused) > self.memory, "it is in the way"
+                assert row in self.suspended
+                assert len(self.batch) + 1 + len(self.suspended) > self.memory, "it is in the way"
                 assert row.left == row.length - 1
-                self.paused.remove(row)
+                self.suspended.remove(row)
         if row.in_batch:
-            assert self.scheduler.room == self.memory - len(self.batch) - len(self.paused)
-            assert len(self.batch) == 1 or len(self.batch) + len(self.paused) <= self.memory
+            assert self.scheduler.room == self.memory - len(self.batch) - len(self.suspended)
+            assert len(self.batch) == 1 or len(self.batch) + len(self.suspended) <= self.memory
 
 
 events = st.lists(

@@ -28,7 +28,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.claim import Claim
 from omlx_worker.settings import WorkerSettings
-from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, expected
+from tests.helpers.fake_engine import BREAKS_READ, BREAKS_STEP, FakeEngine, expected
 
 
 class Bench:
@@ -229,7 +229,7 @@ def test_higher_queues_go_first() -> None:
 
 def test_an_error_on_a_prompt_fails_that_job_alone(bench: Bench) -> None:
     good = bench.admit("good", max_completion_tokens=40)
-    bad = bench.admit("bad", prompt=BREAKS_PREFILL)
+    bad = bench.admit("bad", prompt=BREAKS_READ)
     ended = bench.until(Drop)
     assert ended.claim is bad.claim
     assert ended.reason == End(

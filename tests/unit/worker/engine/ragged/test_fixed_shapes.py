@@ -223,9 +223,9 @@ def test_nothing_beside_a_row_changes_its_text(case: str, tmp_path: Path) -> Non
 
     rows = rows_of(5)
     rows[4].level = HIGH
-    pausing = Worker(network, *drafts)
-    assert pausing.run(rows, {"4": 60}) == wanted, "after a pause"
-    assert pausing.counters.pauses == 1
+    suspending = Worker(network, *drafts)
+    assert suspending.run(rows, {"4": 60}) == wanted, "after a suspension"
+    assert suspending.counters.pauses == 1
 
     rows = rows_of(4)
     said = Worker(network, *drafts).run(rows, acts=90)

@@ -51,7 +51,7 @@ def test_a_page_that_is_not_had_as_counted_is_found(fault: str) -> None:
 
 
 class Walk:
-    """Rows that begin alike, read, paused, interrupted and dropped at random.
+    """Rows that begin alike, read, suspended, interrupted and dropped at random.
 
     Attributes:
         texts: what rows have sampled, by their ids, which begin with that of their kind.
@@ -69,7 +69,7 @@ class Walk:
         self._chance, self._kinds = chance, kinds
         self._names = 0
         self._rows: dict[str, Row] = {}
-        self._paused: set[str] = set()
+        self._suspended: set[str] = set()
 
     def enter(self, row: Row) -> None:
         self._rows[row.row_id] = row
@@ -86,7 +86,7 @@ class Walk:
             self._names += 1
             self.enter(Row(new))
 
-    def prefill(self) -> None:
+    def read(self) -> None:
         reading = [row for _, row in sorted(self._rows.items()) if not self._runs(row)]
         rows = [row for row in reading if self._chance.randrange(3)]
         tokens = {row: self._chance.choice([5, 30, PAGE, 200]) for row in rows}
@@ -110,12 +110,12 @@ class Walk:
     def suspend(self) -> None:
         if name := self._one_that_runs():
             self.decoder.suspend(self._rows[name])
-            self._paused.add(name)
+            self._suspended.add(name)
 
     def resume(self) -> None:
-        if self._paused:
-            name = min(self._paused)
-            self._paused.remove(name)
+        if self._suspended:
+            name = min(self._suspended)
+            self._suspended.remove(name)
             self.decoder.resume(self._rows[name])
 
     def remove(self) -> None:
@@ -143,10 +143,10 @@ class Walk:
         return self._chance.choice(names) if names else None
 
     def _runs(self, row: Row) -> bool:
-        return row.slot is not None or row.row_id in self._paused
+        return row.slot is not None or row.row_id in self._suspended
 
     def _leave(self, name: str) -> Row:
-        self._paused.discard(name)
+        self._suspended.discard(name)
         return self._rows.pop(name)
 
 
@@ -154,7 +154,7 @@ def undisturbed(loaded: Loaded, row: RowRequest) -> list[Sampled]:
     walk = Walk(loaded, [], random.Random(0))
     walk.enter(Row(row))
     while len(walk.texts[row.row_id]) < TOKENS:
-        walk.prefill()
+        walk.read()
         walk.step()
     return walk.texts[row.row_id]
 
@@ -168,7 +168,7 @@ def test_pages_are_counted_and_texts_stay_the_same_on_a_random_walk(qwen: Loaded
     ]
     wanted = {row.row_id: undisturbed(qwen, row) for row in kinds}
     walk = Walk(qwen, kinds, chance)
-    often = [walk.add, walk.prefill, walk.suspend, walk.resume, *[walk.step] * 4]
+    often = [walk.add, walk.read, walk.suspend, walk.resume, *[walk.step] * 4]
 
     for _ in range(400):
         chance.choice([*often * 6, walk.remove, walk.interrupt, walk.evict])()
