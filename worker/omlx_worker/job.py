@@ -238,9 +238,9 @@ class ActiveJob:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that no row has read.
+        """Tokens of the prompt that the prefix cache held for every row.
 
-        A resumed row may also find a part of its own text in the cache. That does not count.
+        An interrupted row may find a part of its own text there, too. That does not count.
         """
         return min(self.prompt_tokens, *(row.cached or 0 for row in self.rows))
 

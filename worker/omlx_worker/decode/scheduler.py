@@ -3,7 +3,7 @@
 Rows wait until a place in the batch is free, the best level first and the oldest first among
 equals. A row that has waited for `PATIENCE_SECONDS` counts as one of the best level and is not
 suspended again, so no row waits for ever. Where a row that began at the best level has no place,
-the bulk row that joined last is suspended and takes its turn again later. When a choice of a job
+the bulk row that joined last is suspended, and waits for a place again. When a choice of a job
 joins, its other choices queue up again, behind the rows that came in the meantime.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
@@ -61,7 +61,7 @@ class Act:
     """What the engine does next, the first of these that is set. With none it is idle.
 
     Attributes:
-        row: its stage has changed: it joins, is suspended, goes on, or loses its pages.
+        row: its stage has changed: it joins, is suspended, is resumed, or loses its pages.
         chunk: what is read.
         rows: those that decode a step.
     """
@@ -128,7 +128,7 @@ class Scheduler:
         return sum(row.in_batch for row in self._rows.values())
 
     def add(self, row: Row) -> None:
-        """Let a row wait for its turn."""
+        """Let a row wait for a place."""
         row.wait()
         self._queue_up(row)
         if self._shares:
@@ -243,7 +243,7 @@ class Scheduler:
         return not batch or (len(batch) < most and self._fits([*batch, row]))
 
     def _evict_for(self, row: Row) -> Row | None:
-        """The suspended row that is in the way, which waits anew: the last to resume goes first."""
+        """The suspended row that is in the way, which waits anew: of several the last to resume."""
         suspended = [other for other in self._in(Stage.SUSPENDED) if other is not row]
         kept = sum(other.kept_bytes for other in suspended)
         if not suspended or self._fits([*self._batch(), row], beside=kept):

@@ -58,8 +58,8 @@ class Held:
         layers: its part of every layer's cache besides pages, while it has no slot; none before
             its first token.
         state: likewise of the step's state, ``[1, ...]``, while it is suspended.
-        body_length: tokens in the bodies; all before it decodes.
-        accepted: drafts of the last step that was read.
+        body_length: tokens in the bodies, once it has joined; those after them are in its tail.
+        accepted: drafts that its last step to land has accepted.
         diverged: whether its steps do not repeat its text, from which it goes on once it has a
             slot.
         scored: the tokens of its prompt from the second on, or its targets, as far as it is read,
@@ -103,12 +103,12 @@ class Batch:
         depth: drafts of every step then.
 
     Attributes:
-        rows: those that have pages or a slot, and what is held of each besides.
+        rows: those that were added, and what is held of each besides pages.
         seated: those in slots.
         layout: its slots and pages.
         empty: the layout without rows. Any other has as many pages at least.
         pages: those of the layout: which rows have them, with slots or without, and which are kept.
-        caches: one a layer, the head's after the backbone's; none while no row has pages or a slot.
+        caches: one a layer, the head's after the backbone's; none while nobody has pages or a slot.
         state: see `omlx_worker.engine.ragged.state`.
         drains: how many times the pipeline was drained to join, fold, rearrange or suspend.
         changed: whether rows have joined, left or moved; the caller resets it.
@@ -141,7 +141,7 @@ class Batch:
         self._enter(rows)
 
     def _begin_decoding(self, row: Row, held: Held) -> None:
-        row.flying, held.body_length, held.accepted = 0, row.computed, 0
+        held.body_length = row.computed
         held.state = first_state(row, self._model.vocabulary, looks_up=self.looks_up)
         request, tokens = row.request, row.tokens[: row.committed]
         text = tokens[len(request.prompt) :]
@@ -181,7 +181,6 @@ class Batch:
 
     def resume(self, row: Row) -> None:
         """Put a suspended row back into a slot."""
-        row.kept_bytes = 0
         self._enter([row])
 
     @property

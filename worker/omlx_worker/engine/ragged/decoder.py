@@ -3,8 +3,8 @@
 A row is its committed tokens, which are in the caches, and one pending token, which is not: the
 last token of its history at first, then the token sampled last. A step runs one forward over every
 row's window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`.
-Cursors, pending tokens and drafts stay on the device. A step is dispatched before the last one is
-read, or with a constrained row its forward is: the host reads once per step, one step late, and
+Cursors, pending tokens and drafts stay on the device. A step is dispatched before the last one
+lands, or with a constrained row its forward is: the host waits once per step, one step late, and
 until then knows only bounds of every cursor.
 
 Shapes are buckets (slots and capacities, window), so a step is traced once per bucket and sampling
@@ -36,8 +36,8 @@ from omlx_worker.engine.rows.row import SOURCES, Cut, Report, Row, RowStep, Size
 log = logging.getLogger(__name__)
 
 OVERLAPS = not os.environ.get("OMLX_PLAIN_STEPS")
-"""Whether a step is dispatched before the last one is read. Without, for whoever debugs, each is
-read before the next."""
+"""Whether a step is dispatched before the last one lands. Without, for whoever debugs, each lands
+before the next."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Flight:
         rows: with their slots in it, and what was held of them; they may have others since.
         verdicts: of its `Outcome`.
         draw: the arrays of a `Draw`.
-        landed: what it yielded, once it is read.
+        landed: what it yielded, once it has landed.
     """
 
     rows: list[tuple[int, Row, Held]]
@@ -76,7 +76,7 @@ class RaggedDecoder(Batch):
         own_depth: of those that the model makes itself; the others are looked up.
         vocabulary: entries of the logits.
         prefixes: what `make_prefixes` made.
-        reads: how many outcomes the host has read.
+        reads: how often the host has waited for a step.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class RaggedDecoder(Batch):
     # Steps.
 
     def step(self, depth: int | None = None) -> list[RowStep]:
-        """Dispatch a step, then read the outcome of the last one.
+        """Dispatch a step, then land the last one.
 
         Args:
             depth: tokens to draft for each row that may draft as many, judged by the next step.

@@ -1,11 +1,11 @@
 """Reads prompts: windows that commit all of their tokens, of several rows in one forward.
 
-A row that is read is pages, the states of layers that have none, and a cursor. Its keys and values
-are written where its steps will read them. Rows with different numbers of tokens behind them are
-read together, unless their lengths are too far apart (`SPREAD`). Windows are padded on the right:
-causal attention needs no mask for that, since padding comes after everything that a row's own
-tokens see, and recurrent layers hold their states from the end of a row's tokens on. Where they
-cannot, all rows read as many tokens as the shortest, again and again.
+A row that is read is pages, the states of layers that have none, and how many of its tokens are
+computed. Its keys and values are written where its steps will read them. Rows with different
+numbers of computed tokens are read together, unless their lengths are too far apart (`SPREAD`).
+Windows are padded on the right: causal attention needs no mask for that, since padding comes after
+everything that a row's own tokens see, and recurrent layers hold their states from the end of a
+row's tokens on. Where they cannot, all rows read as many tokens as the shortest, again and again.
 
 What a window gives is what scores the tokens after each of its own. Windows in which tokens are
 scored are so narrow that `MOST_LOGITS` bounds their logits.

@@ -10,7 +10,7 @@
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
 ``history``       see `omlx_worker.engine.ragged.lookups`; only if drafts are looked up
 ``table``         ``[S, M]``, the pages of the attention bodies
-``entries``       ``[E]``, where the table has any
+``entries``       ``[E]``, the indices of the flat table that name a page, padded with -1
 
 A row without a slot has its part of them, ``[1, ...]``, but for ``table`` and ``entries``, which
 are made from its pages.

@@ -133,7 +133,7 @@ class Texts:
         )
 
     def drop_unsaid(self, row: Row) -> None:
-        """Forget the tokens of a row that rejoins which came without its penalty."""
+        """Drop the tokens of a row that rejoins after the one that its text ends with."""
         assert row.said
         del row.tokens[len(row.request.prompt) + row.said.tokens :]
 

@@ -2,7 +2,7 @@
 
 The service prepares rows from requests on any threads. One thread then drives the engine: ``add``,
 ``read`` until the prompt is read, then ``step`` repeatedly. One ``read`` may read several prompts.
-A row leaves with the `Emission` that carries its finish reason, or by ``remove``.
+A row leaves with an `Emission` that has a finish reason or says that it rejoins, or by ``remove``.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Engine(Protocol):
 
         An interrupted row continues after its tokens. Text that they left incomplete is emitted
         with the tokens that complete it. If they already end the row, the next `step` emits its
-        finish reason and no token.
+        finish reason and no token; of a row whose prompt is scored, the `read` that ends it.
 
         Returns:
             Tokens with which another prompt has begun too, kept or not.
@@ -194,7 +194,7 @@ class Engine(Protocol):
             depth: how many tokens to draft for each row that does not ask for fewer, for a later
                 step to judge. None keeps that of the last step.
 
-        Emissions may lag one step behind. Rows whose finish reason is set have left.
+        Emissions may lag one step behind.
         """
         ...
 
@@ -202,7 +202,7 @@ class Engine(Protocol):
         """Take a decoding row out of the batch and keep everything needed to resume it.
 
         The next `step` still emits what the step in flight yields for the row, even if no row is
-        left to decode. That may finish the row. `Row.kept_bytes` says what it holds meanwhile.
+        left to decode. That may end the row. `Row.kept_bytes` says what it holds meanwhile.
         """
         ...
 
@@ -211,7 +211,7 @@ class Engine(Protocol):
         ...
 
     def remove(self, row: Row) -> None:
-        """Drop a row at any point, suspended or not; others are ignored.
+        """Drop a row at any point, suspended or not; one that is not in the engine is ignored.
 
         Nothing more is emitted for it.
         """

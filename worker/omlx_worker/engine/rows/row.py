@@ -17,7 +17,7 @@ HIGH, DEFAULT, BULK = 0, 1, 2
 """Levels, the best one first."""
 
 Size = tuple[int, ...]
-"""The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at
+"""The size of a row: tokens to read (`Row.length`, or 0 while it decodes), tokens at its end at
 most (`RowRequest.longest`), 1 if its prompt is scored, 1 if its steps need no array over the
 vocabulary but their logits, and tokens at its beginning whose pages it will share with rows that
 have them. The last three are 0 if they are missing."""
@@ -46,26 +46,27 @@ class Row:
     """One sequence being generated. Its stage changes in the methods here alone.
 
     A thread that prepares jobs makes it; the decode thread owns it from its admission on. The
-    scheduler sets its stage and its place in the order, the engine all that is about tokens. The
-    traffic thread reads ``tokens``, as far as emissions have told it.
+    scheduler sets its stage, its order and where reading stops, the engine the rest. The traffic
+    thread reads ``cached``, and ``tokens`` as far as emissions have told it.
 
     Args:
-        generated: tokens that an interrupted run has produced, oldest first. They are read after
-            the prompt, count towards ``max_tokens`` and penalties, and are not emitted again.
+        generated: tokens that an interrupted run has produced, oldest first. They count towards
+            ``max_tokens`` and penalties, and are not emitted again.
 
     Attributes:
         request: what to generate.
         level: `HIGH`, `DEFAULT` or `BULK`.
         tokens: its prompt, and what it has produced after it, by an interrupted run too.
         computed: how many of them the engine's caches hold, at most; exact once every step that
-            was dispatched is read.
-        flying: steps that were dispatched for it and are not read.
-        again: how many of its last tokens steps decode again, because fixed shapes round them so.
+            was dispatched has landed.
+        flying: steps that were dispatched for it and have not landed.
+        again: how many of its last tokens are not read: with fixed shapes steps decode them again,
+            to round alike; those of a row that has ended nobody needs.
         pages: of the caches' pool.
-        slot: its own in the batch's arrays; None while it has none.
-        said: its text, a `RowText`; None until the engine begins it.
+        slot: its index in the batch's arrays; None while it has none.
+        said: its text, a `RowText`; None before its tokens are fed to one.
         sampling: as it asks, or with the penalty of texts that repeat themselves.
-        told: whether what reading its prompt gives has been told. It may be read again.
+        told: whether the log-probabilities of its prompt have been told. It may be read again.
         cached: tokens of its prompt that the prefix cache held when the row was first added; None
             before.
         kin: rows whose prompts begin alike, and the tokens in common, until it decodes.
@@ -107,7 +108,7 @@ class Row:
     # Stages.
 
     def wait(self) -> None:
-        """It waits for its turn, with nothing in the engine."""
+        """It waits for a place, with nothing in the engine."""
         self.stage, self.computed, self.kept_bytes = Stage.WAITING, 0, 0
 
     def join(self) -> None:
@@ -115,12 +116,12 @@ class Row:
         self.stage = Stage.READING
 
     def decode(self) -> None:
-        """Its prompt is read, or it goes on after a pause."""
+        """Its prompt is read, or it is resumed."""
         self.stage, self.kept_bytes = Stage.DECODING, 0
         self.kin.clear()
 
     def suspend(self) -> None:
-        """It leaves the batch, which keeps all that it needs to go on."""
+        """It loses its place, and the engine keeps all that it needs to go on."""
         self.stage = Stage.SUSPENDED
 
     def end(self) -> None:
@@ -130,6 +131,7 @@ class Row:
 
     @property
     def in_batch(self) -> bool:
+        """Whether it has a place."""
         return self.stage in (Stage.READING, Stage.DECODING)
 
     @property
@@ -172,26 +174,29 @@ class Row:
 
     @property
     def committed(self) -> int:
-        """How many of its tokens steps go on from; the last one is not in any cache yet."""
+        """How many of its tokens steps go on from. The last one is pending: in no cache yet."""
         return len(self.tokens) - self.again
 
     @property
     def left(self) -> int:
-        """Tokens to read before it decodes. Its first step reads the last one."""
+        """Tokens to read before it decodes or, if it is only read, ends.
+
+        The last token is not among them if a step follows, which reads it.
+        """
         if self.is_over:
             return 0
         return self.committed - (not self.request.unread) - self.computed
 
     @property
     def remaining(self) -> int:
-        """Tokens still wanted of steps that are not dispatched, at most."""
+        """Tokens still wanted of steps that are yet to be dispatched, at most."""
         if self.has_ended:
             return 0
         return self.request.longest - self.committed - self.flying
 
     @property
     def has_ended(self) -> bool:
-        """Whether the tokens of an interrupted run had ended it already."""
+        """Whether its tokens have ended it, as those of an interrupted run may have."""
         return self.said is not None and self.said.ended is not None
 
     @property
@@ -200,23 +205,18 @@ class Row:
         return self.request.prompt_logprobs is not None and not self.told
 
     @property
-    def reports(self) -> bool:
-        """Whether reading its prompt gives something to tell."""
-        return self.request.vector > 0 or self.is_scored
-
-    @property
     def is_over(self) -> bool:
         """Whether only its end is left to tell."""
         return self.has_ended and not self.is_scored
 
     @property
     def shareable(self) -> int:
-        """Tokens that it may take from other rows. Reading the others gives what it is to tell."""
+        """Tokens that it may take from the prefix cache. The others are to be read or scored."""
         if targets := self.request.targets:
             return targets[0].place - 1
         return 0 if self.is_scored else self.committed - 1
 
-    # Reading.
+    # Memory, and where reading stops.
 
     @property
     def size(self) -> Size:
@@ -226,12 +226,12 @@ class Row:
 
     @property
     def _shares(self) -> int:
-        """Tokens at its beginning that rows in the batch have read, which the engine has kept."""
+        """Tokens at its beginning that rows in the engine have read, whose pages it will share."""
         read = (shared for kin, shared in self.kin.items() if kin.has_read(shared))
         return max(read, default=0)
 
     def has_read(self, tokens: int) -> bool:
-        """Whether it has these of its prompt in the engine."""
+        """Whether the engine holds as many of its tokens."""
         return self.stage is Stage.DECODING or (self.in_engine and self.computed >= tokens)
 
     @property
@@ -252,7 +252,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Scored(Sampled):
-    """A token of a prompt.
+    """A token of a prompt, or a target.
 
     Attributes:
         rank: 1 for the likeliest token.
