@@ -83,6 +83,11 @@ def burst(rng: random.Random, machine: Machine) -> list[Job]:
     return [Job(0.0, rng.randint(20, 300), rng.randint(40, 120)) for _ in range(FIRST_ROWS)]
 
 
+def one_by_one(rng: random.Random, machine: Machine) -> list[Job]:
+    """Short prompts that one client sends one after another."""
+    return [Job(0.003 * place, rng.randint(7, 22), 40) for place in range(FIRST_ROWS)]
+
+
 def chats(rng: random.Random, machine: Machine) -> list[Job]:
     """Prompts of 20 to 2,560 tokens at random."""
     lengths = [round(20 * 2 ** rng.uniform(0, 7)) for _ in range(60)]

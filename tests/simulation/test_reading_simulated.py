@@ -23,6 +23,7 @@ from tests.simulation.reading import (
     conversations,
     file,
     long_beside,
+    one_by_one,
     read,
 )
 
@@ -95,6 +96,15 @@ def test_each_part_pays(
     usual(workload)
     monkeypatch.setattr(module, part, without)
     assert ratio(felt(workload, ChunkSize, LONGEST_CHUNK), workload, of) >= least
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_jobs_that_come_one_after_another_are_read_together(machine: str) -> None:
+    for seed in SEEDS:
+        chunks = ChunkSize(LONGEST_CHUNK)
+        for _ in range(3):
+            windows = len(read(MACHINES[machine], one_by_one, seed, chunks).windows)
+        assert windows <= 14
 
 
 def test_bulk_rows_that_gather_are_read_sooner_where_an_empty_window_takes_long(
