@@ -22,6 +22,7 @@ from omlx_producer.client import workers
 from omlx_producer.client.workers import read_workers
 from omlx_producer.metrics import QueueCollector, metrics_server
 from omlx_producer.wire import ModelInfo
+from omlx_producer.wire.keys import MODELS_KEY
 from omlx_worker.control import status as board
 from tests.helpers.bulk_runs import write_rows
 from tests.helpers.gateway import running_gateway
@@ -185,6 +186,7 @@ def test_a_worker_that_dies_while_it_loads_falls_silent(
     ) as process:
         wait_for(lambda: read_workers(connection, "demo"), 60)
         assert "mac-1: loading it" in run("status").stdout
+        wait_for(lambda: connection.hexists(MODELS_KEY, "demo"), 60)
         process.kill()
     monkeypatch.setattr(workers, "SILENT_SECONDS", 0.5)
     wait_for(lambda: not read_workers(connection, "demo"))
