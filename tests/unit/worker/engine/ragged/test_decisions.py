@@ -99,10 +99,10 @@ def test_in_every_family_whatever_is_read_beside_it(family: str) -> None:
 def test_what_choices_have_in_common_is_read_once(qwen: Loaded) -> None:
     prompt = prompt_of(200)
 
-    assert counted(decision("flat", prompt, FLAT), qwen.network)[0] == len(prompt) + 1
-    # Of the three ways the second and the third begin after the prompt. A last token counts too.
+    assert counted(decision("flat", prompt, FLAT), qwen.network)[0] == len(prompt)
+    # Of the three ways the second and the third begin after the prompt.
     tokens, _ = counted(decision("tree", prompt, TREE), qwen.network)
-    assert tokens == (len(prompt) + 3 + 1) + (4 + 1) + (2 + 1)
+    assert tokens == len(prompt) + 3 + 4 + 2
 
 
 def test_only_the_windows_that_score_are_narrow(qwen: Loaded) -> None:
@@ -121,7 +121,7 @@ def test_a_kept_beginning_is_not_read_again_but_for_its_last_token() -> None:
 
     scoring.run(*rows)
 
-    assert scoring.counters.prompt_tokens == before + 1 + 1
+    assert scoring.counters.prompt_tokens == before + 1
     assert told(scoring, rows, list(FLAT)) == wanted(network, prompt, FLAT)
 
 
