@@ -193,7 +193,7 @@ def test_hostile_constraints_are_refused_in_time(name: str) -> None:
     assert refusal(*HOSTILE[name])
 
     # Two seconds and the start of a process, on a machine that may be busy.
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.slow
