@@ -42,7 +42,7 @@ class DraftCounts:
 
 
 def drafts_by_source() -> dict[Source, DraftCounts]:
-    """No drafts yet, of each who makes them."""
+    """A count for each source of drafts, all zero."""
     return {source: DraftCounts() for source in SOURCES}
 
 

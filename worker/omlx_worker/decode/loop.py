@@ -1,4 +1,4 @@
-"""The rows of this worker between scheduler and engine: does what is due, one act at a time.
+"""Runs the rows of this worker: asks the scheduler what is due, and lets the engine do it.
 
 Knows no threads, no jobs and no Redis. The decode thread calls `act` again and again.
 """

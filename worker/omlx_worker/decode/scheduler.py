@@ -58,7 +58,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What the engine does next, the first of these that is set. With none it is idle.
+    """What the engine does next: the first attribute that is set. If none is, it idles.
 
     Attributes:
         row: its stage has changed: it joins, is suspended, is resumed, or loses its pages.
@@ -147,7 +147,7 @@ class Scheduler:
             del self._rows[row.row_id]
 
     def shared(self, row: Row, tokens: int) -> None:
-        """Let a row stop where other prompts part from its own, which the prefix cache knows of."""
+        """Stop reading a row where the prefix cache knows that other prompts part from it."""
         if tokens >= row.computed + SHORTEST:
             row.stops.add(tokens)
 
@@ -160,7 +160,7 @@ class Scheduler:
         if seconds is not None and any(chunk.tokens.values()):
             self._chunks.read(chunk.context, chunk.computed, seconds)
         for row in chunk.rows:
-            if row.stage is Stage.READING and not row.left:
+            if not row.left:
                 row.decode()
 
     def next(self) -> Act:

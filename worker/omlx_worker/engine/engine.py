@@ -96,7 +96,7 @@ class DecodingEngine:
 
     def read(self, tokens: Mapping[Row, int]) -> list[Emission]:
         running = {row: count for row, count in tokens.items() if not row.is_over}
-        reports = self.decoder.read(running) if running else {}
+        reports = self.decoder.read(running)
         if self.shapes:
             self.shapes.met(self.slots)
         return [self._texts.read(row, each) for row, each in reports.items()]

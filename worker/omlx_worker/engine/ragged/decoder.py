@@ -45,7 +45,7 @@ class _Flight:
     """A dispatched step.
 
     Attributes:
-        rows: with their slots in it, and what was held of them; they may have others since.
+        rows: each row's slot in it, the row, and what was held of it. Both may have changed since.
         verdicts: of its `Outcome`.
         draw: the arrays of a `Draw`.
         landed: what it yielded, once it has landed.

@@ -90,7 +90,7 @@ def clear(state: State, slot: int) -> None:
 
 
 def without_pages(state: State) -> State:
-    """The state but for what is made from the pages of rows."""
+    """The state without ``table`` and ``entries``."""
     return {name: array for name, array in state.items() if name not in _LISTS}
 
 

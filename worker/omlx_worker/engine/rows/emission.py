@@ -1,4 +1,7 @@
-"""What is told of a row: tokens, text and its end. This module imports no MLX."""
+"""An emission: the tokens, the text and the end of a row, as consumers get them.
+
+This module imports no MLX.
+"""
 
 from __future__ import annotations
 

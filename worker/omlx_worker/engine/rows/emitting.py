@@ -1,4 +1,4 @@
-"""The texts of rows: what steps and windows add to them, as it is told."""
+"""Turns the tokens of steps and windows into the text and the scores that consumers get."""
 
 from __future__ import annotations
 

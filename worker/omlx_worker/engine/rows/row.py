@@ -1,6 +1,6 @@
 """A row: one record of a sequence, from the first token of its prompt to the last of its answer.
 
-Beside it what a step or a window makes of it. This module imports no MLX.
+Also the results of steps and windows, each for one row. This module imports no MLX.
 """
 
 from __future__ import annotations
