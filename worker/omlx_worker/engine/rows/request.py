@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from omlx_producer.wire import RepetitionDetection
+from omlx_worker.engine.rows.picture import Picture
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.thinking import Thinking
 
@@ -91,6 +92,7 @@ class RowRequest:
         targets: what is scored in place of the prompt's own tokens, in the order of their places.
         echo: the text of a prompt that is repeated before its own. Then its log-probabilities
             include those of the stop token that ends it. None repeats nothing.
+        pictures: those of its prompt, in their order.
         vector: numbers of the vector that its prompt is read for; 0 for a row that generates.
         whole: whether its prompt is read in one window, because every token sees all others.
     """
@@ -114,6 +116,7 @@ class RowRequest:
     prompt_logprobs: int | None = None
     targets: tuple[Target, ...] = ()
     echo: str | None = None
+    pictures: tuple[Picture, ...] = ()
     vector: int = 0
     whole: bool = False
 

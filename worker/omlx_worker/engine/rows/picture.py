@@ -1,0 +1,75 @@
+"""Pictures of a prompt, and what preparing one needs of the model. This module imports no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b, shake_128
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a prompt. Its vectors stand in place of tokens there.
+
+    Attributes:
+        start: the place of its first vector in the prompt.
+        rows, columns: of its vectors.
+        data: the bytes of its file.
+    """
+
+    start: int
+    rows: int
+    columns: int
+    data: bytes = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        """Its vectors."""
+        return self.rows * self.columns
+
+    @property
+    def end(self) -> int:
+        """The place after its last vector."""
+        return self.start + self.count
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Tells it from any other picture."""
+        return blake2b(self.data, digest_size=16).digest()
+
+    @cached_property
+    def key(self) -> list[int]:
+        """Numbers that stand for its vectors in the prefix cache: no token has their top bit."""
+        drawn = np.frombuffer(shake_128(self.digest).digest(4 * self.count), "<u4")
+        numbers: list[int] = (drawn | 1 << 31).tolist()
+        return numbers
+
+
+def key_of(tokens: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+    """The beginning of a prompt as the prefix cache knows it: pictures by their digests."""
+    key = list(tokens)
+    for picture in pictures:
+        key[picture.start : picture.end] = picture.key[: max(0, len(key) - picture.start)]
+    return key
+
+
+class Sight(Protocol):
+    """How a model takes pictures, as far as prompts show it.
+
+    Attributes:
+        token: the id that stands in a prompt where a vector goes.
+        around: ids before and after the vectors of a picture that the template does not write.
+        most: vectors of one picture, at most.
+    """
+
+    token: int
+    around: tuple[tuple[int, ...], tuple[int, ...]]
+    most: int
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of the vectors of a picture with this size in pixels."""
+        ...
