@@ -48,7 +48,7 @@ WALLS = {
 }
 
 # The engine's packages, the lowest first. Its own modules, "", are one of them.
-ENGINE = ["rows", "kernels", "caches", "models", "ragged", "", "loading"]
+ENGINE = ["rows", "towers", "kernels", "caches", "models", "ragged", "", "loading"]
 
 
 @cache

@@ -1,0 +1,112 @@
+"""Decodes the bytes of picture files, which anybody may have sent. This module imports no MLX."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
+
+from omlx_producer.errors import one_line
+
+FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "GIF")
+MOST_PIXELS = 64_000_000
+MOST_RATIO = 200
+"""The longer side by the shorter one, at most: towers make neither shorter than a patch."""
+
+_UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+"""What undoes an orientation of EXIF (CIPA DC-008, 4.6.4)."""
+_ORIENTATION = 0x0112
+_SIDEWAYS = range(5, 9)
+
+_UNREADABLE = (
+    *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError),
+    *(RuntimeError, AttributeError, AssertionError, MemoryError, struct.error, zlib.error),
+)
+"""What Pillow raises at bytes that are not as its format says."""
+
+# `_decoded` refuses by the header what Pillow, at other sizes, only warns of.
+Image.MAX_IMAGE_PIXELS = None
+# Of broken EXIF and the like, in files that anybody may have sent: not for the worker's log.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+class BadPicture(ValueError):
+    """A picture that cannot be looked at. The message is one sentence for the user."""
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    """Width and height of a picture that stands upright. All of it is decoded, and dropped.
+
+    Raises:
+        BadPicture: if it cannot be decoded, or is too large.
+    """
+    picture, orientation = _decoded(data)
+    return picture.size[::-1] if orientation in _SIDEWAYS else picture.size
+
+
+def pixels_of(data: bytes) -> Image.Image:
+    """A picture in RGB, upright, on white where it is transparent; the first of an animation.
+
+    Raises:
+        BadPicture: as `size_of` does.
+    """
+    picture, orientation = _decoded(data)
+    if picture.mode.startswith("I;16"):
+        # Pillow would take all above 255 as 255.
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        picture = Image.new("RGB", layer.size, "white")
+        picture.paste(layer, mask=layer)
+    picture = picture.convert("RGB")
+    return picture.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else picture
+
+
+def _decoded(data: bytes) -> tuple[Image.Image, int]:
+    """A picture as it is in its file, and how EXIF says that it is turned."""
+    if not data:
+        raise BadPicture("the picture is empty; send all bytes of its file")
+    try:
+        picture = Image.open(BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise BadPicture(
+            "the picture is no PNG, JPEG, WebP, TIFF or GIF file; convert it to one of these"
+        ) from None
+    except _UNREADABLE as error:
+        raise _undecodable(error) from None
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        raise BadPicture(
+            f"the picture has {width} x {height} pixels, and {MOST_PIXELS // 1_000_000} million "
+            "are the most; make it smaller"
+        )
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise BadPicture(
+            f"the picture has {width} x {height} pixels, and its longer side may be "
+            f"{MOST_RATIO} times the shorter at most; cut it"
+        )
+    if picture.mode in ("I", "F"):
+        raise BadPicture("the picture's samples are signed or have 32 bits; save it with 8 bits")
+    try:
+        picture.load()
+        return picture, picture.getexif().get(_ORIENTATION, 1)
+    except _UNREADABLE as error:
+        raise _undecodable(error) from None
+
+
+def _undecodable(error: Exception) -> BadPicture:
+    said = one_line(str(error)) or type(error).__name__
+    return BadPicture(f"the picture cannot be decoded ({said}); send all bytes of its file")

@@ -1,0 +1,1 @@
+"""What looks at pictures: vision towers, and the vectors that they make."""
