@@ -61,7 +61,7 @@ def draw_pairs(
         settings["active"] = mx.ones((ROWS,), mx.int32)
         settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
         zeros = mx.zeros((ROWS,), mx.int32)
-        names = ("cursors", "body_lengths", "accepted", "offered", "source")
+        names = ("cursors", "body_lengths", "accepted", "offered", "source", "shifts")
         state: State = dict.fromkeys(names, zeros) | {"pending": mx.full((ROWS,), START, mx.int32)}
         state["table"], state["entries"] = zeros[:, None], zeros
         if text:

@@ -120,7 +120,7 @@ def worker(folder: Path, place: Place, *options: str) -> Iterator[subprocess.Pop
         process.wait()
 
 
-UNTIL_SERVED = "until omlx-submit models; do sleep 1; done"
+UNTIL_SERVED = "until omlx-submit models 2>/dev/null | grep -q demo; do sleep 1; done"
 
 
 def typed(command: str) -> str:

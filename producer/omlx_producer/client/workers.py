@@ -123,6 +123,8 @@ class WorkerFigures(BaseModel):
     miscounted_pages: Annotated[
         int, Exported("miscounted_pages", "Pages of caches with a wrong count; 0 unless at fault.")
     ] = 0
+    pictures: Annotated[int, _count("pictures", "Pictures looked at.")] = 0
+    picture_seconds: Annotated[float, _count("picture_seconds", "What looking took.")] = 0.0
     pauses: Annotated[int, _count("num_preemptions", "Rows paused for others.")]
     switches: Annotated[int, _count("model_switches", "Loads in place of another model.")] = 0
     switch_seconds: Annotated[float, _count("model_switch_seconds", "What they took.")] = 0.0

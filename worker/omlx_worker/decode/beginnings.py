@@ -30,7 +30,7 @@ def note(row: Row, others: Iterable[Row], unit: int = 1) -> None:
     for other in others:
         alike = other.request.cache and other.request.salt == row.request.salt
         if alike and other.stage in (Stage.WAITING, Stage.READING):
-            part = in_common(row.request.prompt, other.request.prompt)
+            part = in_common(row.key, other.key)
             part = min(part, last, len(other.request.prompt) - 1)
             for one, kin in ((row, other), (other, row)):
                 shared = min(part, one.shareable) // unit * unit

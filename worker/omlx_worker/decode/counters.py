@@ -66,6 +66,8 @@ class Counters:
         traces: steps and windows that rows waited for until they were traced for a new shape.
         contests: comparisons of kernels that rows waited for.
         miscounted_pages: see `Engine`; when the worker was last idle.
+        pictures: looks of the tower at pictures, also at those that it knows.
+        picture_seconds: what these took.
         pauses: how often a row made place for a more urgent one.
         switches: how often the model was loaded in place of another one.
         switch_seconds: what that took, from the last claim for the other to the first for this.
@@ -82,6 +84,8 @@ class Counters:
     traces: int = 0
     contests: int = 0
     miscounted_pages: int = 0
+    pictures: int = 0
+    picture_seconds: float = 0.0
     pauses: int = 0
     switches: int = 0
     switch_seconds: float = 0.0

@@ -97,8 +97,9 @@ class DecodeLoop:
         except Exception as error:
             raise self._failure(act, error) from error
         delays = Delays(*map(sub, self._engine.delays, before))
-        self._learn(act, emissions or [], time.monotonic() - began, delays)
-        self._count(act, emissions or [], delays)
+        seconds = time.monotonic() - began
+        self._learn(act, emissions or [], seconds, delays)
+        self._count(act, emissions or [], seconds, delays)
         for emission in emissions or []:
             self._end(emission)
         return emissions
@@ -107,6 +108,9 @@ class DecodeLoop:
         """Let the engine do what is due."""
         if act.row:
             return self._move(act.row)
+        if act.look:
+            self._engine.look(act.look)
+            return []
         if act.chunk:
             return self._engine.read(act.chunk.tokens)
         if act.rows:
@@ -140,7 +144,7 @@ class DecodeLoop:
         return depth
 
     def _failure(self, act: Act, error: Exception) -> EngineFailed:
-        rows = [act.row] if act.row else act.chunk.rows if act.chunk else []
+        rows = [row for row in (act.row, act.look) if row] or (act.chunk.rows if act.chunk else [])
         rows = rows or [row for row in self._scheduler.rows if row.in_engine]
         log.exception("the engine failed with %s", ", ".join(row.row_id for row in rows))
         return EngineFailed(rows, error)
@@ -154,6 +158,8 @@ class DecodeLoop:
             # What a row without a kept beginning takes to join is next to nothing.
             if act.row.computed or act.row.stage is not Stage.READING:
                 clock.interrupt()
+        elif act.look:
+            clock.interrupt()
         elif act.chunk:
             clock.interrupt()
             timed = not (delays.traces or delays.contests)
@@ -165,13 +171,18 @@ class DecodeLoop:
         else:
             clock.interrupt()
 
-    def _count(self, act: Act, emissions: Sequence[Emission], delays: Delays) -> None:
+    def _count(
+        self, act: Act, emissions: Sequence[Emission], seconds: float, delays: Delays
+    ) -> None:
         counters = self.counters
         counters.traces += delays.traces
         counters.contests += delays.contests
         if act.row:
             counters.cached_tokens += act.row.computed * (act.row.stage is Stage.READING)
             counters.pauses += act.row.stage is Stage.SUSPENDED
+        elif act.look:
+            counters.pictures += 1
+            counters.picture_seconds += seconds
         elif act.chunk:
             tokens = act.chunk.tokens
             counters.prompt_windows += any(tokens.values())

@@ -7,11 +7,12 @@ the bulk row that joined last is suspended, and waits for a place again. When a 
 joins, its other choices queue up again, behind the rows that came in the meantime.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
-than one chunk. Within a level chunks go to the oldest row and to the shortest rest by turns: a
-short prompt does not wait for the end of a long one, nor a long one for a stream of short ones.
-Rows of one level join until prompts that are not twice as long fill a chunk, and are read together.
-A half-empty chunk of bulk rows waits `GATHERING` steps for more of them. A row waits while another
-one reads a beginning that both share, and takes it from the prefix cache then.
+than one chunk. A tower looks at a picture in an act of its own before its chunk, in the same way.
+Within a level chunks go to the oldest row and to the shortest rest by turns: a short prompt does
+not wait for the end of a long one, nor a long one for a stream of short ones. Rows of one level
+join until prompts that are not twice as long fill a chunk, and are read together. A half-empty
+chunk of bulk rows waits `GATHERING` steps for more of them. A row waits while another one reads a
+beginning that both share, and takes it from the prefix cache then.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class Chunk:
         return list(self.tokens)
 
     @property
+    def unseen(self) -> Row | None:
+        """A row with a picture to look at before the chunk can be read."""
+        return next((row for row, count in self.tokens.items() if row.unseen(count)), None)
+
+    @property
     def computed(self) -> int:
         """Tokens of the forward, padding included."""
         return len(self.tokens) * max(self.tokens.values())
@@ -62,11 +68,13 @@ class Act:
 
     Attributes:
         row: its stage has changed: it joins, is suspended, is resumed, or loses its pages.
+        look: the tower looks at its next picture, which is read next.
         chunk: what is read.
         rows: those that decode a step.
     """
 
     row: Row | None = None
+    look: Row | None = None
     chunk: Chunk | None = None
     rows: list[Row] = field(default_factory=list)
 
@@ -167,12 +175,13 @@ class Scheduler:
         """What to do now. A row that changes its stage counts as such at once."""
         decoding = self.decoding
         self._hurried = any(row.level < BULK for row in decoding)
-        row = chunk = None
+        row = look = chunk = None
         if not (self._decode_is_due and decoding):
             row = self._admit()
             chunk = None if row else self._chunk()
+            look = chunk.unseen if chunk else None
         self._decode_is_due = chunk is not None
-        return Act(row, chunk, decoding)
+        return Act(row, look, None if look else chunk, decoding)
 
     def _in(self, stage: Stage) -> list[Row]:
         return [row for row in self._rows.values() if row.stage is stage]

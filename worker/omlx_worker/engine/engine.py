@@ -101,6 +101,9 @@ class DecodingEngine:
             self.shapes.met(self.slots)
         return [self._texts.read(row, each) for row, each in reports.items()]
 
+    def look(self, row: Row) -> None:
+        self.decoder.look(row)
+
     def limit_prefixes(self, room: int) -> None:
         self.decoder.limit_prefixes(room)
 

@@ -26,7 +26,7 @@ from omlx_worker.engine.caches.layout import Seat, Tail, pages_for, unmoved
 from omlx_worker.engine.kernels.attention import Attention, Heads
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.pool import Pair, Pool
-from omlx_worker.engine.kernels.window import PAGE, Window
+from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
 
 
 class AttentionCache:
@@ -96,7 +96,7 @@ class AttentionCache:
             projected: see `omlx_worker.engine.kernels.attention.Heads`.
         """
         if window.lengths is not None:
-            queries, keys, values = heads.split(projected, window.turns)
+            queries, keys, values = heads.split(projected, window)
             self.put(keys, values, window)
         else:
             queries, self.tails = self._attention.prepare(projected, heads, self.tails, window)
@@ -193,6 +193,16 @@ class AttentionCache:
         """Change the pool, which begins with what is at ``places``, to ``size`` pages."""
         if self.paged:
             self.pool = self.pool.resized(places, size)
+
+
+def new_arrays(
+    slots: int, capacity: int, heads: int, dims: tuple[int, int], ring: int
+) -> list[mx.array]:
+    """The arrays of free slots, with the pages of `own_pages`."""
+    pages = pages_for(capacity)
+    body = (slots, min(pages * PAGE, ring)) if ring else (slots * pages, PAGE)
+    sizes = [(count, n, d) for count, n in ((slots, TAIL), body) for d in dims]
+    return [mx.zeros((count, heads, n, d)) for count, n, d in sizes]
 
 
 def _empty(array: mx.array) -> mx.array:

@@ -31,6 +31,24 @@ class Rope:
     traditional: bool = False
     factor: float = 1.0
 
+    def turn(self, x: mx.array, window: Window) -> mx.array:
+        """Rotate ``[S, H, W, D]`` by the positions of a window.
+
+        Raises:
+            ValueError: where each pair has its own, and the periods are not known.
+        """
+        if window.positions is None:
+            return self.rotate(x, offset=window.turns)
+        if self.periods is None or self.traditional:
+            raise ValueError(f"{type(self.rotate).__name__} takes no positions of three kinds")
+        pairs = self.dims // 2
+        angles = window.positions[:, None].astype(mx.float32) / self.periods
+        cos, sin = mx.cos(angles) * self.factor, mx.sin(angles) * self.factor
+        one, other = x[..., :pairs], x[..., pairs : self.dims]
+        turned = [(one * cos - other * sin), (other * cos + one * sin)]
+        parts = [*(part.astype(x.dtype) for part in turned), x[..., self.dims :]]
+        return mx.concatenate(parts, axis=-1)
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -57,12 +75,8 @@ class Heads:
     key_norm: mx.array | None = None
     epsilon: float = 0.0
 
-    def split(self, projected: mx.array, turns: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """By MLX's operations: queries and keys, normed and rotated, and values.
-
-        Args:
-            turns: see `Window`.
-        """
+    def split(self, projected: mx.array, window: Window) -> tuple[mx.array, mx.array, mx.array]:
+        """By MLX's operations: queries and keys, normed and rotated, and values."""
         slots, width, _ = projected.shape
         ends = [self.stride * self.queries, self.stride * self.queries + self.size * self.keys]
         queries, keys, values = (
@@ -74,7 +88,7 @@ class Heads:
         if self.query_norm is not None:
             queries = mx.fast.rms_norm(queries, self.query_norm, self.epsilon)
             keys = mx.fast.rms_norm(keys, self.key_norm, self.epsilon)
-        rotated = [self.rope.rotate(part, offset=turns) for part in (queries, keys)]
+        rotated = [self.rope.turn(part, window) for part in (queries, keys)]
         return rotated[0], rotated[1], values
 
     def __str__(self) -> str:

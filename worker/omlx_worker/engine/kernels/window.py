@@ -12,6 +12,8 @@ from typing import Self
 
 import mlx.core as mx
 
+from omlx_worker.engine.towers.tower import Seen
+
 TAIL = 128
 """Positions of the tail; a fold moves them to the body before it can overflow.
 
@@ -36,6 +38,11 @@ class Window:
         entries: ``[E]`` int32, the places of pages in the flat table, -1 for none; None for all.
         index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
         places: ``[S, 3]`` int32, body lengths, cursors and turns, for kernels.
+        positions: of prompts with pictures, ``[S, W, D]`` int32, what each of the ``D`` pairs of
+            rotated numbers is rotated by; None for `turns` and the places after it.
+        seen: of prompts with pictures, vectors in place of tokens; None for none.
+        blocks: of prompts, ``[S, W]`` int32, tokens that see one another in layers with a sliding
+            window, as a picture's do in Gemma 4; 0 for those that see back alone. None for none.
         tail: positions of a tail.
         lengths: of prompts, ``[S]`` int32, each row's tokens; the rest of its window is padding.
             None for a step.
@@ -50,6 +57,9 @@ class Window:
     table: mx.array
     index: mx.array
     places: mx.array
+    positions: mx.array | None = None
+    seen: Seen | None = None
+    blocks: mx.array | None = None
     tail: int = TAIL
     lengths: mx.array | None = None
     entries: mx.array | None = None
@@ -67,9 +77,14 @@ class Window:
         width: int,
         table: mx.array,
         entries: mx.array | None = None,
+        shifts: mx.array | None = None,
     ) -> Self:
-        """The window of ``width`` tokens per row that starts at each row's cursor."""
-        turns = cursors
+        """The window of ``width`` tokens per row that starts at each row's cursor.
+
+        Args:
+            shifts: ``[S]`` int32, from cursors to turns; None for no difference.
+        """
+        turns = cursors if shifts is None else cursors + shifts
         offsets = (cursors - body_lengths)[:, None] + mx.arange(width)
         # One array, so that a single slot's are more than MLX keeps in memory shared with the host.
         places = mx.stack([body_lengths, cursors, turns], axis=1)
@@ -78,11 +93,17 @@ class Window:
 
     def starting_at(self, cursors: mx.array, width: int) -> Window:
         """The window of ``width`` tokens of the same rows that starts at other cursors."""
-        return Window.at(cursors, self.body_lengths, width, self.table, self.entries)
+        shifts = self.turns - self.cursors
+        return Window.at(cursors, self.body_lengths, width, self.table, self.entries, shifts)
 
     @classmethod
     def of_prompts(
-        cls, done: Sequence[int], counts: Sequence[int], width: int, table: mx.array
+        cls,
+        done: Sequence[int],
+        counts: Sequence[int],
+        width: int,
+        table: mx.array,
+        shifts: Sequence[int] | None = None,
     ) -> Self:
         """The window of prompts.
 
@@ -90,9 +111,11 @@ class Window:
             done: each row's tokens before the window.
             counts: each row's tokens in it.
             width: tokens of the window, padding included.
+            shifts: of each row, see `at`.
         """
         cursors = mx.array(list(done), mx.int32)
-        window = cls.at(cursors, cursors, width, table)
+        moved = None if shifts is None else mx.array(list(shifts), mx.int32)
+        window = cls.at(cursors, cursors, width, table, None, moved)
         lengths = mx.array(list(counts), mx.int32)
         even, longest = len(set(done)) == 1, max(done)
         return replace(window, tail=width, lengths=lengths, longest=longest, even=even)
@@ -106,6 +129,12 @@ class Window:
     def capacity(self) -> int:
         """Positions of a body."""
         return int(self.table.shape[1]) * PAGE
+
+    @property
+    def begins(self) -> bool:
+        """Of prompts, whether there is nothing before it and no picture in it."""
+        pictured = self.positions is not None or self.seen is not None
+        return not (self.longest or pictured)
 
     def filled(self) -> Window:
         """A window of this shape after rows that fill three quarters of their bodies and tails."""
@@ -159,6 +188,9 @@ class Window:
         # The first tail index that each query sees; below 0 it sees some of the body too.
         first = self.index - (sliding - 1)
         if sliding:
+            if self.blocks is not None:
+                mine, others = self.blocks[:, None, :, None], self.blocks[:, None, None]
+                tail = tail | ((mine == others) & (mine > 0))
             tail = tail & (places >= first)
         position = mx.arange(min(self.capacity, ring) if ring else self.capacity)
         if ring:

@@ -24,16 +24,16 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.caches.layout import pages_for
+from omlx_worker.engine.caches.attention_cache import AttentionCache, new_arrays
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.forms import Kernels
-from omlx_worker.engine.kernels.window import PAGE, TAIL, Window
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.layers import serve_layers
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
 from omlx_worker.engine.models.served_layers import copied
+from omlx_worker.engine.towers.looks import Looks
 
 LayerCache = AttentionCache | RecurrentCache
 
@@ -60,10 +60,8 @@ class AttentionShape:
 
     def empty(self, slots: int, capacity: int) -> LayerCache:
         """The caches of free slots, with the pages of `own_pages`."""
-        pages = pages_for(capacity)
-        body = (slots, min(pages * PAGE, self.ring)) if self.ring else (slots * pages, PAGE)
-        sizes = [(count, n, d) for count, n in ((slots, TAIL), body) for d in self.dims]
-        return self.wrap([mx.zeros((count, self.heads, n, d), self.dtype) for count, n, d in sizes])
+        arrays = new_arrays(slots, capacity, self.heads, self.dims, self.ring)
+        return self.wrap([array.astype(self.dtype) for array in arrays])
 
     def wrap(self, arrays: Sequence[mx.array]) -> LayerCache:
         return AttentionCache(arrays, self.ring, self.kernels.attention)
@@ -161,6 +159,8 @@ class RaggedModel:
         drafter: its head, or what else drafts for it; None for nothing. Set before the first window
             as ``embedder`` is.
         embedder: makes vectors of what is read; None for a model that generates.
+        looks: at pictures, whose vectors are read in place of tokens; None for a model that takes
+            none.
         pads: whether recurrent layers hold their states over padding on the right, in `prefill`.
 
     Raises:
@@ -169,6 +169,7 @@ class RaggedModel:
 
     embedder: Embedder | None = None
     drafter: Drafter | None = None
+    looks: Looks | None = None
 
     def __init__(self, model: nn.Module, kernels: Kernels, *, drafts: bool = True) -> None:
         layers = make_prompt_cache(model)
@@ -209,8 +210,10 @@ class RaggedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of its weights and its drafter's."""
-        return self._weight_bytes + (self.drafter.weight_bytes if self.drafter else 0)
+        """Of its weights, its drafter's and its tower's."""
+        of_drafter = self.drafter.weight_bytes if self.drafter else 0
+        of_tower = self.looks.tower.weight_bytes if self.looks else 0
+        return self._weight_bytes + of_drafter + of_tower
 
     @property
     def slow_parts(self) -> Sequence[str]:
@@ -253,7 +256,10 @@ class RaggedModel:
             for cache in caches[: len(self._shapes)]
         ]
         reader = self._scorer if self._backbone is None else self._scorer[self._backbone]
-        hidden: mx.array = reader(tokens, cache=self._nested(views))
+        nested = self._nested(views)
+        if window.seen and self.looks:
+            return self.looks.tower.run(reader, tokens, window.seen, nested)
+        hidden: mx.array = reader(tokens, cache=nested)
         return hidden
 
     def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:

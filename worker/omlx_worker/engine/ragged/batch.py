@@ -64,6 +64,7 @@ class Held:
             slot.
         scored: the tokens of its prompt from the second on, or its targets, as far as it is read,
             if they are to be scored.
+        seen: vectors of pictures that were looked at and are not read yet, by their starts.
         pooled: ``[hidden]`` float32, what `Embedder.pool` gave for the tokens that are read.
         matcher: of a constrained row; knows the tokens that the host has read.
         thoughts: likewise of a row whose model marks its thinking.
@@ -76,6 +77,7 @@ class Held:
     accepted: int = 0
     diverged: bool = False
     scored: list[Scored] = field(default_factory=list)
+    seen: dict[int, mx.array] = field(default_factory=dict)
     pooled: mx.array | None = None
     matcher: Matcher | None = None
     thoughts: Thoughts | None = None

@@ -134,7 +134,7 @@ class RaggedDecoder(Batch):
     def add(self, row: Row) -> int:
         """Take a row in; see `Engine.add`."""
         held = self.rows[row] = Held()
-        row.computed = row.flying = 0
+        row.computed = row.flying = row.looked = 0
         shared = self._take(row, held)
         if row.cached is None:
             row.cached = min(row.computed, len(row.request.prompt))
@@ -142,7 +142,7 @@ class RaggedDecoder(Batch):
 
     def _take(self, row: Row, held: Held) -> int:
         """Take what the prefix cache has of a row; returns what `add` does."""
-        unread = row.tokens[: row.shareable]
+        unread = row.known(row.shareable)
         if not (self.prefixes and row.request.cache and unread):
             return 0
         salt = row.request.salt
@@ -187,7 +187,20 @@ class RaggedDecoder(Batch):
         while row.left:
             self.read({row: LONGEST_CHUNK})
 
+    def look(self, row: Row) -> None:
+        """Let the tower look at the next picture of a row; see `Engine.look`."""
+        picture = row.unseen(row.left)
+        if picture is None:
+            return
+        if self._model.looks is None:
+            raise ValueError(f"row {row.row_id} has a picture, and the model takes none")
+        self.rows[row].seen[picture.start] = self._model.looks.vectors_of(picture)
+        row.looked = row.request.pictures.index(picture) + 1
+
     def _read(self, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
+        for (row, _), length in zip(readings, lengths, strict=True):
+            while row.unseen(length):
+                self.look(row)
         ends = [(row, row.computed + n) for (row, _), n in zip(readings, lengths, strict=True)]
         self.reserve(ends)
         prefill = None if self._fixed else self._halves.first_windows.prefill
@@ -199,7 +212,7 @@ class RaggedDecoder(Batch):
         if self._fixed and row.is_scored:
             whole = False  # its windows may be narrower
         if self.prefixes and row.request.cache and whole:
-            known = row.tokens[: row.computed]
+            known = row.known(row.computed)
             self.prefixes.put(known, row.pages, held.layers, row.request.salt)
 
     def limit_prefixes(self, room: int) -> None:
@@ -218,7 +231,7 @@ class RaggedDecoder(Batch):
             length = row.computed - (flight.width - 1 if flight and flies else held.accepted)
             self.fold([row], length)
             layers = [cache.held(seat_of(row), length) for cache in self.caches if not cache.paged]
-            self.prefixes.put(row.tokens[:length], row.pages, layers, row.request.salt)
+            self.prefixes.put(row.known(length), row.pages, layers, row.request.salt)
         self.leave(row)
 
     def _end(self) -> None:

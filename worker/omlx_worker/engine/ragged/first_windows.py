@@ -63,7 +63,8 @@ class FirstWindows:
         """See `RaggedModel.prefill`."""
         rows, width = tokens.shape[0], tokens.shape[1] - 1
         shape = shape_for(rows, width)
-        if shape is None or window.lengths is None or window.longest or not self._model.pads:
+        begins = window.begins and self._model.pads
+        if shape is None or window.lengths is None or not begins:
             return self._model.prefill(tokens, caches, window)
         extra = shape[0] - rows
         hidden, written = self._run(

@@ -136,6 +136,7 @@ class Footprint:
         # The logits of a window; of those scored at once, four arrays of 4 bytes each.
         self._scoring = MOST_LOGITS * model.dtype.size + 16 * SCORED_AT_ONCE
         self._depth, self._looks_up, self._fixed = depth, looks_up, fixed
+        self._looks = model.looks
 
     @property
     def of_row(self) -> RowBytes:
@@ -171,6 +172,9 @@ class Footprint:
         reading = sum(map(self._of_prompt, prompts))
         if any(to_read and scored for to_read, _, *rest in rows for scored in rest[:1]):
             reading += self._scoring
+        seen = [vectors for size in rows for vectors in size[4:5] if vectors]
+        if self._looks and seen:
+            reading += self._looks.bytes_for(seen)
         bodies = [
             size * (grown.slots * min(grown.capacity, ring) if ring else grown.pages * PAGE)
             for size, ring in self._layers
@@ -205,4 +209,4 @@ class Footprint:
 
 def _shared(row: Size) -> int:
     """Pages that a row will take from rows that have them."""
-    return sum(tokens // PAGE for tokens in row[4:])
+    return sum(tokens // PAGE for tokens in row[5:])

@@ -7,6 +7,10 @@ Windows are padded on the right: causal attention needs no mask for that, since 
 everything that a row's own tokens see, and recurrent layers hold their states from the end of a
 row's tokens on. Where they cannot, all rows read as many tokens as the shortest, again and again.
 
+A window that meets a picture takes vectors in place of tokens, and rotates by positions of its own.
+Only rows that are in such windows are read together, so that pictures do not change how the text of
+others is rounded.
+
 What a window gives is what scores the tokens after each of its own. Windows in which tokens are
 scored are so narrow that `MOST_LOGITS` bounds their logits.
 """
@@ -14,8 +18,11 @@ scored are so narrow that `MOST_LOGITS` bounds their logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from omlx_worker.engine.caches.layout import Seat, capacity_for, indices, pages_for
 from omlx_worker.engine.kernels.window import Window, table_of
@@ -23,7 +30,10 @@ from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.batch import Held
 from omlx_worker.engine.ragged.sampling import score
+from omlx_worker.engine.rows.picture import shift_of
 from omlx_worker.engine.rows.row import Report, Row
+from omlx_worker.engine.towers.positions import kinds_of, positions_of
+from omlx_worker.engine.towers.tower import Seen, Tower
 
 Prefill = Callable[[mx.array, Sequence[LayerCache], Window], mx.array]
 """See `RaggedModel.prefill`."""
@@ -110,6 +120,8 @@ def _together(rows: Sequence[Reading], due: dict[Row, int]) -> list[Reading]:
     """
     needs = {row: room_for(row.computed + due[row]) for row, _ in rows}
     first, *others = sorted(rows, key=lambda reading: -needs[reading[0]])
+    pictured = _meets_pictures(first[0], due[first[0]])
+    others = [each for each in others if _meets_pictures(each[0], due[each[0]]) == pictured]
     together, capacity = [first], needs[first[0]]
     own = capacity
     for reading in others:
@@ -119,6 +131,14 @@ def _together(rows: Sequence[Reading], due: dict[Row, int]) -> list[Reading]:
             break
         together.append(reading)
     return together
+
+
+def _meets_pictures(row: Row, tokens: int) -> bool:
+    """Whether any of a row's next tokens is of a picture, or between two."""
+    pictures = row.request.pictures
+    if not pictures:
+        return False
+    return row.computed < pictures[-1].end and row.computed + tokens > pictures[0].start
 
 
 def _read(
@@ -146,6 +166,8 @@ def _read(
     seats = [Seat(slot, indices(row.pages)) for slot, (row, _) in enumerate(readings)]
     table = table_of([seat.pages for seat in seats], pages_for(capacity))
     window = Window.of_prompts(done, lengths, width, table)
+    if model.looks and any(row.request.pictures for row, _ in readings):
+        window = _with_pictures(model.looks.tower, window, readings, done, lengths)
     hidden: mx.array | None = prefill(mx.array(tokens, mx.int32), own, window)
     told: list[mx.array] = []
     embedder = model.embedder
@@ -167,8 +189,48 @@ def _read(
     for (row, held), seat, end in zip(readings, seats, ends, strict=True):
         held.layers = [[] if cache.paged else cache.held(seat, end) for cache in own]
         row.computed = end
+        read = [each.start for each in row.request.pictures if each.end <= end]
+        for start in held.seen.keys() & read:
+            del held.seen[start]
     if hidden is not None:
         _score(model, readings, done, hidden)
+
+
+def _with_pictures(
+    tower: Tower,
+    window: Window,
+    readings: Sequence[Reading],
+    done: Sequence[int],
+    lengths: Sequence[int],
+) -> Window:
+    """A window of rows with pictures, with the vectors of those that are within it."""
+    width, parts = window.width, list[tuple[int, int, mx.array]]()
+    blocks = np.zeros((len(readings), width), np.int32)
+    shifts, positions = list[int](), list[Any]()
+    for slot, ((row, held), start, count) in enumerate(zip(readings, done, lengths, strict=True)):
+        pictures = row.request.pictures
+        shifts.append(shift_of([each for each in pictures if each.end <= start]))
+        positions.append(positions_of(pictures, start, start + width))
+        for number, each in enumerate(pictures, 1):
+            first, last = max(each.start, start), min(each.end, start + count)
+            if first < last:
+                blocks[slot, first - start : last - start] = number
+                vectors = held.seen[each.start][first - each.start : last - each.start]
+                parts.append((slot, first - start, vectors))
+    if not any(map(_meets_pictures, [row for row, _ in readings], lengths)):
+        return replace(window, turns=window.cursors + mx.array(shifts, mx.int32))
+    if tower.sections:
+        by_pair = np.stack(positions)[:, kinds_of(tower.sections)].swapaxes(1, 2)
+        window = replace(window, positions=mx.array(by_pair))
+    if tower.both_ways:
+        window = replace(window, blocks=mx.array(blocks))
+    if not parts:
+        return window
+    size = parts[0][2].shape[1]
+    seen = mx.zeros((len(readings), width, size), parts[0][2].dtype)
+    for slot, first, vectors in parts:
+        seen[slot, first : first + len(vectors)] = vectors
+    return replace(window, seen=Seen(mx.array(blocks > 0), seen))
 
 
 def vectors_of(readings: Sequence[Reading], embedder: Embedder) -> dict[Row, Report]:

@@ -3,6 +3,7 @@
 ``pending``       the token sampled last, not in the cache yet
 ``cursors``       tokens in the cache, which is the pending token's index in the history
 ``body_lengths``  how many of them are in the attention bodies
+``shifts``        from ``cursors`` to rotary positions, behind which pictures leave a row
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
 ``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step
 ``source``        who made them: an index of `SOURCES`
@@ -28,7 +29,7 @@ from omlx_worker.engine.rows.row import Row
 
 State = dict[str, mx.array]
 
-_NUMBERS = ("pending", "cursors", "body_lengths", "accepted", "offered", "source")
+_NUMBERS = ("pending", "cursors", "body_lengths", "shifts", "accepted", "offered", "source")
 """``[S]`` int32 each."""
 
 _LISTS = ("table", "entries")
@@ -52,6 +53,7 @@ def first_state(row: Row, vocabulary: int, *, looks_up: bool) -> State:
     tokens = row.tokens[: row.committed]
     last = len(tokens) - 1
     numbers = {"pending": tokens[last], "cursors": last, "body_lengths": last}
+    numbers["shifts"] = row.shift
     state = {name: mx.array([numbers.get(name, 0)], mx.int32) for name in _NUMBERS}
     if looks_up:
         state["history"] = history_of(tokens)

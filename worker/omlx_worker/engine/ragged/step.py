@@ -187,6 +187,7 @@ def commit(
         "body_lengths": state["body_lengths"],
         "table": state["table"],
         "entries": state["entries"],
+        "shifts": state["shifts"],
         "accepted": accepted,
     }
     if counts is not None:
@@ -246,9 +247,8 @@ def _window(state: State) -> tuple[mx.array, Window]:
     if "drafts" in state:
         tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
     width = tokens.shape[1]
-    names = ("cursors", "body_lengths", "table", "entries")
-    cursors, body_lengths, table, entries = (state[name] for name in names)
-    return tokens, Window.at(cursors, body_lengths, width, table, entries)
+    rest = [state[name] for name in ("table", "entries", "shifts")]
+    return tokens, Window.at(state["cursors"], state["body_lengths"], width, *rest)
 
 
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:

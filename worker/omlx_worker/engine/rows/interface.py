@@ -183,6 +183,14 @@ class Engine(Protocol):
         """
         ...
 
+    def look(self, row: Row) -> None:
+        """Look at the next picture of a row that is read, so that `read` has its vectors.
+
+        Raises:
+            Exception: if it cannot be decoded, which `prepare` has tried.
+        """
+        ...
+
     def limit_prefixes(self, room: int) -> None:
         """Let the prefix cache take no more than ``room`` bytes until the next call."""
         ...

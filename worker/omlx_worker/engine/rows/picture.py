@@ -8,8 +8,6 @@ from functools import cached_property
 from hashlib import blake2b, shake_128
 from typing import Protocol
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -19,12 +17,15 @@ class Picture:
         start: the place of its first vector in the prompt.
         rows, columns: of its vectors.
         data: the bytes of its file.
+        spatial: whether its vectors are rotated by time, height and width, and what follows goes on
+            after the largest of these; else by their places.
     """
 
     start: int
     rows: int
     columns: int
     data: bytes = field(repr=False)
+    spatial: bool = False
 
     @property
     def count(self) -> int:
@@ -36,6 +37,11 @@ class Picture:
         """The place after its last vector."""
         return self.start + self.count
 
+    @property
+    def span(self) -> int:
+        """Rotary positions that it takes."""
+        return max(self.rows, self.columns) if self.spatial else self.count
+
     @cached_property
     def digest(self) -> bytes:
         """Tells it from any other picture."""
@@ -44,9 +50,8 @@ class Picture:
     @cached_property
     def key(self) -> list[int]:
         """Numbers that stand for its vectors in the prefix cache: no token has their top bit."""
-        drawn = np.frombuffer(shake_128(self.digest).digest(4 * self.count), "<u4")
-        numbers: list[int] = (drawn | 1 << 31).tolist()
-        return numbers
+        drawn = memoryview(shake_128(self.digest).digest(4 * self.count)).cast("I")
+        return [number | 1 << 31 for number in drawn]
 
 
 def key_of(tokens: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
@@ -57,6 +62,11 @@ def key_of(tokens: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
     return key
 
 
+def shift_of(pictures: Sequence[Picture]) -> int:
+    """From the place of a token after these pictures to its rotary position."""
+    return sum(picture.span - picture.count for picture in pictures)
+
+
 class Sight(Protocol):
     """How a model takes pictures, as far as prompts show it.
 
@@ -64,11 +74,13 @@ class Sight(Protocol):
         token: the id that stands in a prompt where a vector goes.
         around: ids before and after the vectors of a picture that the template does not write.
         most: vectors of one picture, at most.
+        spatial: see `Picture`.
     """
 
     token: int
     around: tuple[tuple[int, ...], tuple[int, ...]]
     most: int
+    spatial: bool
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of the vectors of a picture with this size in pixels."""

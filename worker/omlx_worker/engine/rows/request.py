@@ -133,4 +133,5 @@ class RowRequest:
     def size(self, to_read: int) -> tuple[int, ...]:
         """What it asks of memory, with these tokens left to read; see `Size`."""
         bare = self.grammar is None and self.sampling.bare
-        return (to_read, self.longest, int(self.prompt_logprobs is not None), int(bare))
+        seen = sum(picture.count for picture in self.pictures) if to_read else 0
+        return (to_read, self.longest, int(self.prompt_logprobs is not None), int(bare), seen)

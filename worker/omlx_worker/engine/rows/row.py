@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Any, Literal
 
 from omlx_worker.engine.rows.page import Page
+from omlx_worker.engine.rows.picture import Picture, key_of, shift_of
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 
 HIGH, DEFAULT, BULK = 0, 1, 2
@@ -19,8 +20,8 @@ HIGH, DEFAULT, BULK = 0, 1, 2
 Size = tuple[int, ...]
 """The size of a row: tokens to read (`Row.length`, or 0 while it decodes), tokens at its end at
 most (`RowRequest.longest`), 1 if its prompt is scored, 1 if its steps need no array over the
-vocabulary but their logits, and tokens at its beginning whose pages it will share with rows that
-have them. The last three are 0 if they are missing."""
+vocabulary but their logits, vectors of its pictures, and tokens at its beginning whose pages it
+will share with rows that have them. The last four are 0 if they are missing."""
 
 Source = Literal["model", "lookup", "grammar"]
 """Who drafts: the model itself by its head or draft model, a lookup in its own text, or a grammar
@@ -57,9 +58,12 @@ class Row:
         request: what to generate.
         level: `HIGH`, `DEFAULT` or `BULK`.
         tokens: its prompt, and what it has produced after it, by an interrupted run too.
+        key: its prompt as the prefix cache knows it: pictures by their digests.
         computed: how many of them the engine's caches hold, at most; exact once every step that
             was dispatched has landed.
         flying: steps that were dispatched for it and have not landed.
+        looked: pictures of its prompt, from the first on, that need no more looks: the engine holds
+            their vectors, or has read them.
         again: how many of its last tokens are not read: with fixed shapes steps decode them again,
             to round alike; those of a row that has ended nobody needs.
         pages: of the caches' pool.
@@ -84,7 +88,9 @@ class Row:
     generated: InitVar[Sequence[int]] = ()
     stage: Stage = Stage.WAITING
     tokens: list[int] = field(init=False)
+    key: list[int] = field(init=False)
     computed: int = 0
+    looked: int = 0
     flying: int = 0
     again: int = 0
     pages: list[Page] = field(default_factory=list)
@@ -103,6 +109,8 @@ class Row:
 
     def __post_init__(self, generated: Sequence[int]) -> None:
         self.tokens = [*self.request.prompt, *generated]
+        pictures = self.request.pictures
+        self.key = key_of(self.request.prompt, pictures) if pictures else self.request.prompt
         self.sampling = self.request.sampling
 
     # Stages.
@@ -110,6 +118,7 @@ class Row:
     def wait(self) -> None:
         """It waits for a place, with nothing in the engine."""
         self.stage, self.computed, self.kept_bytes = Stage.WAITING, 0, 0
+        self.looked = 0
 
     def join(self) -> None:
         """It has a place in the batch, where its prompt is read."""
@@ -171,6 +180,21 @@ class Row:
         """Those of its text, from one place to another."""
         first = len(self.request.prompt)
         return self.tokens[first + start : None if end is None else first + end]
+
+    def known(self, end: int) -> list[int]:
+        """Its first tokens as the prefix cache knows them."""
+        return [*self.key, *self.text_tokens()][:end]
+
+    def unseen(self, tokens: int) -> Picture | None:
+        """The picture to look at before its next tokens, as many as these, can be read."""
+        left = self.request.pictures[self.looked :]
+        picture = next((each for each in left if each.end > self.computed), None)
+        return picture if picture and picture.start < self.computed + tokens else None
+
+    @property
+    def shift(self) -> int:
+        """From the place of a token after its prompt to its rotary position."""
+        return shift_of(self.request.pictures)
 
     @property
     def committed(self) -> int:

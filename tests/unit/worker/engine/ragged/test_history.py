@@ -75,6 +75,7 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
         "accepted": zeros,
         "offered": zeros,
         "source": zeros,
+        "shifts": zeros,
         "table": zeros[:, None],
         "entries": zeros,
         "counts": mx.array([counted(history) for history in histories], mx.int32),

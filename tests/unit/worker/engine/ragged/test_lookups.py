@@ -186,7 +186,7 @@ def stepped(history: list[int], own: int, depth: int) -> dict[str, mx.array]:
     plan = Plan.of([GREEDY])
     settings = params([GREEDY], plan)
     settings |= {"active": mx.array([1], mx.int32), "depth": mx.array([depth], mx.int32)}
-    values = dict.fromkeys(("body_lengths", "accepted", "offered", "source"), 0)
+    values = dict.fromkeys(("body_lengths", "shifts", "accepted", "offered", "source"), 0)
     values |= {"pending": history[-1], "cursors": len(history) - 1}
     state = {name: mx.array([value], mx.int32) for name, value in values.items()}
     state["table"], state["entries"] = mx.zeros((1, 1), mx.int32), mx.zeros((1,), mx.int32)

@@ -30,7 +30,7 @@ class PlainAttention:
     def prepare(
         self, projected: mx.array, heads: Heads, tails: Pair, window: Window
     ) -> tuple[mx.array, Pair]:
-        queries, keys, values = heads.split(projected, window.turns)
+        queries, keys, values = heads.split(projected, window)
         return queries, self.put(tails, keys, values, window)
 
     def attend(
@@ -100,7 +100,9 @@ def _of_prompts(
         pairs = zip(pool.gather() if pool.ring else pool.bodies(pages), tails, strict=True)
         keys, values = (mx.concatenate([old[:, :, :filled], new], axis=2) for old, new in pairs)
     mask: mx.array | str = "causal"
-    if window.both_ways or not (window.even and (not sliding or window.longest + width <= sliding)):
+    sees_all = not sliding or window.longest + width <= sliding
+    blocks = window.blocks is not None and sliding
+    if window.both_ways or blocks or not (window.even and sees_all):
         of_body, mask = window.masks(sliding, pool.ring)
         if filled:
             of_body = mx.broadcast_to(of_body[..., :filled], (*mask.shape[:3], filled))

@@ -1,0 +1,173 @@
+"""Rows with pictures give the text of a model that reads them whole, in any company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
+from omlx_worker.engine.rows.picture import Picture
+from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.row import Row
+from omlx_worker.engine.towers.looks import Looks
+from tests.helpers.decoding import Loaded, enter, row, run
+from tests.helpers.pictures import SmallTower, greedy, png, prompt_of
+
+TOKENS = 10
+HIDDEN = 256
+Prompt = tuple[list[int], tuple[Picture, ...]]
+
+
+def words(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(10, 4000), k=count)
+
+
+PROMPTS: dict[str, Prompt] = {
+    "without": prompt_of(words(20, 0)),
+    "between": prompt_of(words(5, 1), png(4, 3, 1), words(7, 2)),
+    "before": prompt_of(png(5, 2, 2), words(9, 3)),
+    "two": prompt_of(words(5, 4), png(4, 3, 3), words(3, 5), png(2, 6, 4), words(4, 6)),
+    "five": prompt_of(
+        *(part for n in range(5) for part in (words(2, n), png(3, 3, n))), words(2, 7)
+    ),
+}
+
+
+@cache
+def wanted(name: str) -> list[int]:
+    return greedy(Loaded.demo().network, SmallTower(HIDDEN), *PROMPTS[name], TOKENS)
+
+
+def request(name: str, prompt: Prompt, **changes: Any) -> RowRequest:
+    return replace(row(name, prompt[0], TOKENS), pictures=prompt[1], **changes)
+
+
+def a_decoder(depth: int = 0, lookup: int = 0, *, keeps: bool = False) -> RaggedDecoder:
+    model = as_ragged(Loaded.demo().network, drafts=depth > 0, checks=False)
+    model.looks = Looks(SmallTower(HIDDEN))
+    kept: Callable[[RaggedDecoder], PrefixCache] | None = None
+    if keeps:
+        kept = partial(PrefixCache, LayerSpecs.of(model), 1 << 30)
+    return RaggedDecoder(model, depth, lookup, kept)
+
+
+def tower_of(decoder: RaggedDecoder) -> SmallTower:
+    looks = decoder._model.looks
+    assert looks is not None
+    assert isinstance(looks.tower, SmallTower)
+    return looks.tower
+
+
+def texts(decoder: RaggedDecoder, rows: list[RowRequest | Row], chunk: int) -> Mapping[str, Any]:
+    return run(decoder, rows, chunk=chunk)
+
+
+@pytest.mark.parametrize(
+    ("depth", "lookup", "chunk"), [(0, 0, 7), (2, 0, 512), (2, 4, 5), (0, 3, 64)]
+)
+def test_rows_with_and_without_pictures_are_read_beside_one_another(
+    depth: int, lookup: int, chunk: int
+) -> None:
+    rows = [request(name, prompt) for name, prompt in PROMPTS.items()]
+    found = texts(a_decoder(depth, lookup), [*rows], chunk)
+    assert found == {name: wanted(name) for name in PROMPTS}
+
+
+def test_rows_that_are_read_in_one_window_have_their_own_pictures() -> None:
+    decoder = a_decoder()
+    rows = [Row(request(name, prompt)) for name, prompt in PROMPTS.items()]
+    for each in rows:
+        decoder.add(each)
+    decoder.read(dict.fromkeys(rows, 512))
+    found: dict[str, list[int]] = {each.row_id: [] for each in rows}
+    for _ in range(TOKENS + 1):
+        for step in decoder.step():
+            found[step.row_id] += [each.token for each in step.tokens]
+    assert {name: tokens[:TOKENS] for name, tokens in found.items()} == {
+        name: wanted(name) for name in PROMPTS
+    }
+
+
+def test_a_text_goes_on_after_each_of_its_tokens() -> None:
+    for done in range(TOKENS):
+        decoder = a_decoder(2)
+        entered = enter(decoder, request("two", PROMPTS["two"]), wanted("two")[:done], chunk=9)
+        found = list[int]()
+        while len(found) < TOKENS - done:
+            found += [each.token for step in decoder.step() for each in step.tokens]
+        decoder.leave(entered)
+        assert found[: TOKENS - done] == wanted("two")[done:]
+
+
+def test_a_suspended_row_goes_on_behind_its_pictures() -> None:
+    decoder, found = a_decoder(2), list[int]()
+    entered = enter(decoder, request("two", PROMPTS["two"]))
+    for step in range(TOKENS + 4):
+        if step == 2:
+            decoder.suspend(entered)
+        if step == 4:
+            enter(decoder, request("between", PROMPTS["between"]))
+            decoder.resume(entered)
+        for outcome in decoder.step():
+            if outcome.row is entered:
+                found += [each.token for each in outcome.tokens]
+    assert found[:TOKENS] == wanted("two")
+
+
+class TestPrefixes:
+    """What is kept of a picture serves the same picture alone."""
+
+    BEFORE, AFTER = words(3, 8), words(6, 9)
+
+    def read(self, decoder: RaggedDecoder, name: str, prompt: Prompt) -> Row:
+        """Read and drop a row, all of whose prompt is kept."""
+        entered = Row(request(name, prompt))
+        entered.stops = {len(prompt[0]) - 1, prompt[1][0].end}
+        enter(decoder, entered, chunk=512 if decoder.prefixes is None else prompt[1][0].end)
+        decoder.leave(entered)
+        return entered
+
+    def asked(self, decoder: RaggedDecoder, picture: bytes) -> tuple[int | None, list[int]]:
+        """Tokens that were kept of a prompt with this picture, and its text."""
+        prompt = prompt_of(self.BEFORE, picture, self.AFTER)
+        entered = Row(request("asked", prompt))
+        found = run(decoder, [entered], chunk=512)["asked"]
+        return entered.cached, found
+
+    def wanted(self, picture: bytes) -> list[int]:
+        prompt = prompt_of(self.BEFORE, picture, self.AFTER)
+        return greedy(Loaded.demo().network, SmallTower(HIDDEN), *prompt, TOKENS)
+
+    def test_another_question_about_a_picture_reads_it_no_more(self) -> None:
+        decoder = a_decoder(keeps=True)
+        self.read(decoder, "first", prompt_of(self.BEFORE, png(4, 3, 5), words(5, 10)))
+        looks = tower_of(decoder).looks
+        cached, found = self.asked(decoder, png(4, 3, 5))
+        assert (cached, found) == (3 + 12, self.wanted(png(4, 3, 5)))
+        assert tower_of(decoder).looks == looks
+
+    def test_another_picture_of_the_same_size_is_read(self) -> None:
+        decoder = a_decoder(keeps=True)
+        self.read(decoder, "first", prompt_of(self.BEFORE, png(4, 3, 5), words(5, 10)))
+        cached, found = self.asked(decoder, png(4, 3, 6))
+        assert (cached, found) == (0, self.wanted(png(4, 3, 6)))
+
+
+def test_a_tower_looks_once_at_a_picture_of_several_rows() -> None:
+    decoder = a_decoder()
+    run(decoder, [request(f"{n}", PROMPTS["between"]) for n in range(3)], chunk=512)
+    assert tower_of(decoder).looks == 1
+
+
+def test_vectors_go_with_the_last_window_that_takes_them() -> None:
+    decoder = a_decoder()
+    entered = enter(decoder, request("five", PROMPTS["five"]), chunk=4)
+    assert decoder.rows[entered].seen == {}
