@@ -60,6 +60,7 @@ def vector_of(tokens: int, size: int) -> bytes:
 GOES_ROUND = "round and round"
 BREAKS_READ, BREAKS_STEP, BREAKS_PREPARE = "break-read", "break-step", "break-prepare"
 TOO_BUSY = "too-busy"
+BREAKS_LOOK = b"break-look"
 
 
 @dataclass
@@ -228,6 +229,13 @@ class FakeEngine:
         if reason:
             del self.states[row]
         return [Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=scores)]
+
+    def look(self, row: Row) -> None:
+        picture = row.unseen(row.left)
+        assert picture is not None
+        if picture.data == BREAKS_LOOK:
+            raise ValueError("the picture cannot be decoded")
+        row.saw(picture)
 
     def limit_prefixes(self, room: int) -> None:
         """There are none."""

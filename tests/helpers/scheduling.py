@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.scheduler import Act, Scheduler
+from omlx_worker.engine.rows.picture import Picture
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.row import DEFAULT, Row, Stage
 from tests.helpers.clock import Clock
@@ -50,12 +51,19 @@ class Rows:
         return rows
 
     def add(
-        self, name: str, prompt: int | list[int], level: int = DEFAULT, *, cache: bool = True
+        self,
+        name: str,
+        prompt: int | list[int],
+        level: int = DEFAULT,
+        *,
+        cache: bool = True,
+        pictures: Sequence[Picture] = (),
     ) -> None:
         """Add a row with this prompt, or with one of as many tokens that no other row shares."""
         if isinstance(prompt, int):
             prompt = [1000 + len(self.rows)] * (prompt + 1)
-        row = Row(RowRequest(name, prompt, 100, Sampling(), cache=cache), level)
+        asked = RowRequest(name, prompt, 100, Sampling(), cache=cache, pictures=tuple(pictures))
+        row = Row(asked, level)
         self.rows[name] = row
         self.scheduler.add(row)
 
@@ -90,6 +98,10 @@ def follow(
             row.computed = row.cached = (held or {}).get(row.row_id, 0)
         elif row.stage is Stage.SUSPENDED:
             row.kept_bytes = 1
+    elif act.look:
+        picture = act.look.unseen(act.look.left)
+        assert picture is not None
+        act.look.saw(picture)
     elif act.chunk:
         for row, count in act.chunk.tokens.items():
             row.computed += count
@@ -107,6 +119,8 @@ _MOVES = {
 def words(act: Act) -> str:
     if act.row:
         return f"{_MOVES[act.row.stage]} {act.row.row_id}"
+    if act.look:
+        return f"look for {act.look.row_id}"
     if act.chunk:
         told = (f"{count} of {row.row_id}" for row, count in act.chunk.tokens.items())
         return "read " + ", ".join(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omlx_worker.decode.scheduler import GATHERING
+from omlx_worker.engine.rows.picture import Picture
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.row import BULK, DEFAULT, HIGH, Row
 from tests.helpers.scheduling import Rows
@@ -133,6 +134,31 @@ def test_a_running_row_waits_for_one_chunk_at_most() -> None:
     rows.add("b", 24)
     kinds = [told.partition(" ")[0] for told in rows.told(7)]
     assert kinds == ["join", *["read", "decode"] * 3]
+
+
+def test_a_picture_is_looked_at_before_its_chunk_with_a_step_between() -> None:
+    rows = Rows()
+    rows.add("decodes", 1)
+    rows.told(3)
+    places = [(10, 2), (12, 2), (20, 1)]
+    pictures = [Picture(start, 1, count, b"%d" % start) for start, count in places]
+    rows.add("pictures", 22, pictures=pictures)
+    read, look = "read {} of pictures".format, "look for pictures"
+    acts = ["join pictures", read(8), look, look, read(8), look, read(6)]
+    assert rows.told(14) == [
+        acts[0],
+        *(act for each in acts[1:] for act in (each, "decode")),
+        "decode",
+    ]
+
+
+def test_what_the_prefix_cache_holds_of_pictures_is_not_looked_at() -> None:
+    rows = Rows(chunk=100)
+    rows.held["pictures"] = 12
+    places = [(2, 8), (11, 8), (20, 1)]
+    pictures = [Picture(start, 1, count, b"%d" % start) for start, count in places]
+    rows.add("pictures", 22, pictures=pictures)
+    assert rows.told(4) == ["join pictures", *["look for pictures"] * 2, "read 10 of pictures"]
 
 
 def test_the_best_priority_goes_first_and_the_oldest_among_equals() -> None:

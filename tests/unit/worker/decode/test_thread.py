@@ -15,6 +15,7 @@ from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.engine.rows.emission import Emission
 from omlx_worker.engine.rows.interface import Tell
+from omlx_worker.engine.rows.picture import Picture
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -28,7 +29,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.claim import Claim
 from omlx_worker.settings import WorkerSettings
-from tests.helpers.fake_engine import BREAKS_READ, BREAKS_STEP, FakeEngine, expected
+from tests.helpers.fake_engine import BREAKS_LOOK, BREAKS_READ, BREAKS_STEP, FakeEngine, expected
 
 
 class Bench:
@@ -44,11 +45,16 @@ class Bench:
         self.jobs: dict[str, ActiveJob] = {}
 
     def admit(
-        self, job_id: str, prompt: str = "hello", queue: str = "default", **fields: Any
+        self,
+        job_id: str,
+        prompt: str = "hello",
+        queue: str = "default",
+        pictures: tuple[Picture, ...] = (),
+        **fields: Any,
     ) -> ActiveJob:
         request = GenerationRequest(model="m", prompt=prompt, seed=1, **fields)
         claim = Claim(job_id, "omlx-1", f"omlx:m:{queue}", 0.0, 0, b"", None, False)
-        rows = self.engine.prepare(request, job_id)
+        rows = [replace(row, pictures=pictures) for row in self.engine.prepare(request, job_id)]
         job = self.jobs[job_id] = ActiveJob(claim, request, rows, streams=True)
         self.decode_thread.submit(Admit([job]))
         return job
@@ -235,6 +241,17 @@ def test_an_error_on_a_prompt_fails_that_job_alone(bench: Bench) -> None:
     assert ended.reason == End(
         "failed", "the engine failed on this job: RuntimeError: out of memory"
     )
+    while not good.finished:
+        bench.until(Stepped)
+    assert bench.engine.states == {}
+
+
+def test_a_picture_that_cannot_be_looked_at_fails_its_job_alone(bench: Bench) -> None:
+    good = bench.admit("good", pictures=(Picture(1, 1, 1, b"good"),), max_completion_tokens=40)
+    bench.admit("bad", pictures=(Picture(1, 1, 1, BREAKS_LOOK),))
+    ended = bench.until(Drop)
+    sentence = "the engine failed on this job: ValueError: the picture cannot be decoded"
+    assert (ended.claim.id, ended.reason) == ("bad", End("failed", sentence))
     while not good.finished:
         bench.until(Stepped)
     assert bench.engine.states == {}

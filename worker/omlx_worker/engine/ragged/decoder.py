@@ -195,7 +195,7 @@ class RaggedDecoder(Batch):
         if self._model.looks is None:
             raise ValueError(f"row {row.row_id} has a picture, and the model takes none")
         self.rows[row].seen[picture.start] = self._model.looks.vectors_of(picture)
-        row.looked = row.request.pictures.index(picture) + 1
+        row.saw(picture)
 
     def _read(self, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
         for (row, _), length in zip(readings, lengths, strict=True):

@@ -191,6 +191,10 @@ class Row:
         picture = next((each for each in left if each.end > self.computed), None)
         return picture if picture and picture.start < self.computed + tokens else None
 
+    def saw(self, picture: Picture) -> None:
+        """The engine holds the vectors of this one, the first that was `unseen`."""
+        self.looked = self.request.pictures.index(picture) + 1
+
     @property
     def shift(self) -> int:
         """From the place of a token after its prompt to its rotary position."""
