@@ -79,9 +79,9 @@ def enter(
     """Add a row and read its prompt."""
     entered = Row(row, generated=generated) if isinstance(row, RowRequest) else row
     decoder.add(entered)
-    decoder.read({entered: chunk})
+    decoder.read({entered: entered.uncut(chunk)})
     while entered.left:
-        decoder.read({entered: chunk})
+        decoder.read({entered: entered.uncut(chunk)})
     return entered
 
 
@@ -139,7 +139,7 @@ def run(
             decoder.add(arrival)
             reading.append(arrival)
         if reading:
-            decoder.read({reading[0]: chunk})
+            decoder.read({reading[0]: reading[0].uncut(chunk)})
             if not reading[0].left:
                 running.add(reading.pop(0).row_id)
         for outcome in decoder.step():

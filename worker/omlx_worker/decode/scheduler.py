@@ -285,7 +285,7 @@ class Scheduler:
         """Tokens of a row's prompt to read at a time, with ``left`` of them to read."""
         if row.request.whole:
             return row.left
-        return self._chunks.chunk(row.computed, self._hurried, left)
+        return row.uncut(self._chunks.chunk(row.computed, self._hurried, left))
 
     def _victim(self) -> Row | None:
         """The bulk row that has decoded for the shortest time."""

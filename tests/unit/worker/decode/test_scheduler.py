@@ -152,6 +152,14 @@ def test_a_picture_is_looked_at_before_its_chunk_with_a_step_between() -> None:
     ]
 
 
+def test_a_chunk_ends_in_no_picture_whose_tokens_see_one_another() -> None:
+    rows = Rows()
+    pictures = [Picture(5, 1, 6, b"whole", both_ways=True), Picture(14, 1, 6, b"cut")]
+    rows.add("pictures", 22, pictures=pictures)
+    told = [each for each in rows.told(7) if not each.startswith("look")]
+    assert told == ["join pictures", *(f"read {n} of pictures" for n in (11, 8, 3)), "decode"]
+
+
 def test_what_the_prefix_cache_holds_of_pictures_is_not_looked_at() -> None:
     rows = Rows(chunk=100)
     rows.held["pictures"] = 12

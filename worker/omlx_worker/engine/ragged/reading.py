@@ -222,7 +222,7 @@ def _with_pictures(
     if tower.sections:
         by_pair = np.stack(positions)[:, kinds_of(tower.sections)].swapaxes(1, 2)
         window = replace(window, positions=mx.array(by_pair))
-    if tower.both_ways:
+    if any(each.both_ways for row, _ in readings for each in row.request.pictures):
         window = replace(window, blocks=mx.array(blocks))
     if not parts:
         return window

@@ -19,6 +19,7 @@ class Picture:
         data: the bytes of its file.
         spatial: whether its vectors are rotated by time, height and width, and what follows goes on
             after the largest of these; else by their places.
+        both_ways: whether its vectors see one another, so that one window reads all of them.
     """
 
     start: int
@@ -26,6 +27,7 @@ class Picture:
     columns: int
     data: bytes = field(repr=False)
     spatial: bool = False
+    both_ways: bool = False
 
     @property
     def count(self) -> int:
@@ -74,13 +76,14 @@ class Sight(Protocol):
         token: the id that stands in a prompt where a vector goes.
         around: ids before and after the vectors of a picture that the template does not write.
         most: vectors of one picture, at most.
-        spatial: see `Picture`.
+        spatial, both_ways: see `Picture`.
     """
 
     token: int
     around: tuple[tuple[int, ...], tuple[int, ...]]
     most: int
     spatial: bool
+    both_ways: bool
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of the vectors of a picture with this size in pixels."""

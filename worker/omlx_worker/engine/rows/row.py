@@ -191,6 +191,13 @@ class Row:
         picture = next((each for each in left if each.end > self.computed), None)
         return picture if picture and picture.start < self.computed + tokens else None
 
+    def uncut(self, tokens: int) -> int:
+        """So many of its next tokens, or more, so that they end in no picture read as a whole."""
+        end = self.computed + tokens
+        cut = (each for each in self.request.pictures if each.both_ways)
+        cut = (each for each in cut if each.start < end < each.end)
+        return next((each.end - self.computed for each in cut), tokens)
+
     def saw(self, picture: Picture) -> None:
         """The engine holds the vectors of this one, the first that was `unseen`."""
         self.looked = self.request.pictures.index(picture) + 1

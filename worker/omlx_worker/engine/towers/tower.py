@@ -30,13 +30,11 @@ class Tower(Sight, Protocol):
         width: numbers of a vector: the hidden size, once for the embeddings and once for each layer
             that takes features of its own.
         weight_bytes: of its weights.
-        both_ways: whether the tokens of a picture see one another in layers with a sliding window.
         sections: pairs of rotated numbers by time, height and width, where pictures are `spatial`.
     """
 
     width: int
     weight_bytes: int
-    both_ways: bool
     sections: Sequence[int]
 
     def see(self, picture: Image) -> mx.array:

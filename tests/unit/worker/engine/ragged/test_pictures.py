@@ -21,8 +21,9 @@ from omlx_worker.engine.towers.looks import Looks
 from tests.helpers.decoding import Loaded, enter, row, run
 from tests.helpers.pictures import SmallTower, greedy, png, prompt_of
 
-TOKENS = 10
+TOKENS = 6
 HIDDEN = 256
+SLOW = [(0, 0, 7), (2, 0, 512), (0, 3, 64)]
 Prompt = tuple[list[int], tuple[Picture, ...]]
 
 
@@ -71,7 +72,8 @@ def texts(decoder: RaggedDecoder, rows: list[RowRequest | Row], chunk: int) -> M
 
 
 @pytest.mark.parametrize(
-    ("depth", "lookup", "chunk"), [(0, 0, 7), (2, 0, 512), (2, 4, 5), (0, 3, 64)]
+    ("depth", "lookup", "chunk"),
+    [(2, 4, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
 )
 def test_rows_with_and_without_pictures_are_read_beside_one_another(
     depth: int, lookup: int, chunk: int
@@ -96,15 +98,16 @@ def test_rows_that_are_read_in_one_window_have_their_own_pictures() -> None:
     }
 
 
-def test_a_text_goes_on_after_each_of_its_tokens() -> None:
-    for done in range(TOKENS):
-        decoder = a_decoder(2)
-        entered = enter(decoder, request("two", PROMPTS["two"]), wanted("two")[:done], chunk=9)
-        found = list[int]()
-        while len(found) < TOKENS - done:
-            found += [each.token for step in decoder.step() for each in step.tokens]
-        decoder.leave(entered)
-        assert found[: TOKENS - done] == wanted("two")[done:]
+@pytest.mark.parametrize(
+    "done", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in range(TOKENS) if n != 3)]
+)
+def test_a_text_goes_on_after_tokens_of_an_earlier_run(done: int) -> None:
+    decoder = a_decoder(2)
+    enter(decoder, request("two", PROMPTS["two"]), wanted("two")[:done], chunk=9)
+    found = list[int]()
+    while len(found) < TOKENS - done:
+        found += [each.token for step in decoder.step() for each in step.tokens]
+    assert found[: TOKENS - done] == wanted("two")[done:]
 
 
 def test_a_suspended_row_goes_on_behind_its_pictures() -> None:
