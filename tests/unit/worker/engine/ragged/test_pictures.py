@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
@@ -174,3 +176,27 @@ def test_vectors_go_with_the_last_window_that_takes_them() -> None:
     decoder = a_decoder()
     entered = enter(decoder, request("five", PROMPTS["five"]), chunk=4)
     assert decoder.rows[entered].seen == {}
+
+
+def test_tokens_of_a_picture_see_one_another_in_layers_with_a_sliding_window_alone() -> None:
+    window = Window.of_prompts([0], [6], 6, own_pages(1, 1))
+    window = replace(window, blocks=mx.array([[0, 1, 1, 1, 0, 2]]))
+
+    def seen(sliding: int) -> list[list[int]]:
+        _, tail = window.masks(sliding)
+        rows: list[list[bool]] = tail[0, 0].tolist()  # type: ignore[assignment]
+        return [[place for place, sees in enumerate(row) if sees] for row in rows]
+
+    assert seen(3) == [[0], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    assert seen(0) == [[*range(n + 1)] for n in range(6)]
+
+
+def test_room_for_a_tower_and_its_vectors_is_counted_while_a_prompt_is_read() -> None:
+    decoder = a_decoder()
+    asked = request("two", PROMPTS["two"])
+    looks = decoder._model.looks
+    assert looks is not None
+    plain = replace(asked, pictures=())
+    for left, more in ((len(asked.prompt), looks.bytes_for([24])), (0, 0)):
+        with_pictures, without = (decoder.bytes_for([each.size(left)]) for each in (asked, plain))
+        assert with_pictures - without == more
