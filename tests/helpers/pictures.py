@@ -83,13 +83,14 @@ def greedy(
     prompt: Sequence[int],
     pictures: Sequence[Picture],
     tokens: int,
-) -> list[int]:
-    """The likeliest text, every token from a forward over the whole sequence before it.
+) -> list[tuple[int, float]]:
+    """The likeliest tokens, each from a forward over the whole sequence before it, with their
+    log-probabilities.
 
     The rotary positions are computed here a second time, as Qwen's own code does it: a picture's
     begin at the largest before it plus one, and are that plus the row or column.
     """
-    text, out = network.language_model.model, list[int]()
+    text, out = network.language_model.model, list[tuple[int, float]]()
     layers = [layer for layer in text.layers if not layer.is_linear]
     ropes = [layer.self_attn.rope for layer in layers]
     vectors = {
@@ -97,7 +98,7 @@ def greedy(
     }
     try:
         for _ in range(tokens):
-            ids = [*prompt, *out]
+            ids = [*prompt, *(token for token, _ in out)]
             time, down, across, embedded = list[int](), list[int](), list[int](), list[mx.array]()
             place = 0
             while place < len(ids):
@@ -115,7 +116,9 @@ def greedy(
             for layer, rope in zip(layers, ropes, strict=True):
                 layer.self_attn.rope = _Turned(rope, [time, down, across], tower.sections)
             hidden = text(mx.array([ids]), input_embeddings=mx.concatenate(embedded)[None])
-            out.append(int(text.embed_tokens.as_linear(hidden[0, -1]).argmax().item()))
+            logits = text.embed_tokens.as_linear(hidden[0, -1])
+            token = int(logits.argmax().item())
+            out.append((token, (logits[token] - mx.logsumexp(logits)).item()))
     finally:
         for layer, rope in zip(layers, ropes, strict=True):
             layer.self_attn.rope = rope

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -17,16 +18,17 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.picture import Picture
-from omlx_worker.engine.rows.request import RowRequest
+from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.towers.looks import Looks
-from tests.helpers.decoding import Loaded, enter, row, run
+from tests.helpers.decoding import Loaded, enter, row
 from tests.helpers.pictures import SmallTower, greedy, png, prompt_of
 
 TOKENS = 6
 HIDDEN = 256
 SLOW = [(0, 0, 7), (2, 0, 512), (0, 3, 64)]
 Prompt = tuple[list[int], tuple[Picture, ...]]
+Told = list[tuple[int, Any]]
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -44,13 +46,22 @@ PROMPTS: dict[str, Prompt] = {
 }
 
 
+LIKELIEST = Sampling(temperature=0.0, top_logprobs=0)
+
+
 @cache
-def wanted(name: str) -> list[int]:
-    return greedy(Loaded.demo().network, SmallTower(HIDDEN), *PROMPTS[name], TOKENS)
+def wanted(name: str) -> Told:
+    return told(PROMPTS[name])
+
+
+def told(prompt: Prompt) -> Told:
+    """What a prompt is to give: tokens, and their log-probabilities within what is rounded."""
+    found = greedy(Loaded.demo().network, SmallTower(HIDDEN), *prompt, TOKENS)
+    return [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in found]
 
 
 def request(name: str, prompt: Prompt, **changes: Any) -> RowRequest:
-    return replace(row(name, prompt[0], TOKENS), pictures=prompt[1], **changes)
+    return replace(row(name, prompt[0], TOKENS, LIKELIEST), pictures=prompt[1], **changes)
 
 
 def a_decoder(depth: int = 0, lookup: int = 0, *, keeps: bool = False) -> RaggedDecoder:
@@ -69,8 +80,21 @@ def tower_of(decoder: RaggedDecoder) -> SmallTower:
     return looks.tower
 
 
-def texts(decoder: RaggedDecoder, rows: list[RowRequest | Row], chunk: int) -> Mapping[str, Any]:
-    return run(decoder, rows, chunk=chunk)
+def texts(
+    decoder: RaggedDecoder, rows: Sequence[Row], chunk: int = 512, *, together: bool = False
+) -> dict[str, Told]:
+    """What rows give, read one after the other beside the steps of others, or in one window."""
+    found: dict[str, Told] = {each.row_id: [] for each in rows}
+    asked = {each.row_id: TOKENS - each.produced for each in rows}
+    for each in rows:
+        decoder.add(each)
+    while any(len(found[name]) < count for name, count in asked.items()):
+        reading = [each for each in rows if each.left > 0][: None if together else 1]
+        if reading:
+            decoder.read(dict.fromkeys(reading, chunk))
+        for step in decoder.step():
+            found[step.row_id] += [(each.token, each.logprob) for each in step.tokens]
+    return {name: found[name][:count] for name, count in asked.items()}
 
 
 @pytest.mark.parametrize(
@@ -80,24 +104,24 @@ def texts(decoder: RaggedDecoder, rows: list[RowRequest | Row], chunk: int) -> M
 def test_rows_with_and_without_pictures_are_read_beside_one_another(
     depth: int, lookup: int, chunk: int
 ) -> None:
-    rows = [request(name, prompt) for name, prompt in PROMPTS.items()]
-    found = texts(a_decoder(depth, lookup), [*rows], chunk)
+    rows = [Row(request(name, prompt)) for name, prompt in PROMPTS.items()]
+    found = texts(a_decoder(depth, lookup), rows, chunk)
     assert found == {name: wanted(name) for name in PROMPTS}
 
 
-def test_rows_that_are_read_in_one_window_have_their_own_pictures() -> None:
+def test_rows_with_pictures_share_a_window_with_one_another_alone() -> None:
     decoder = a_decoder()
-    rows = [Row(request(name, prompt)) for name, prompt in PROMPTS.items()]
-    for each in rows:
-        decoder.add(each)
-    decoder.read(dict.fromkeys(rows, 512))
-    found: dict[str, list[int]] = {each.row_id: [] for each in rows}
-    for _ in range(TOKENS + 1):
-        for step in decoder.step():
-            found[step.row_id] += [each.token for each in step.tokens]
-    assert {name: tokens[:TOKENS] for name, tokens in found.items()} == {
-        name: wanted(name) for name in PROMPTS
-    }
+    windows, prefill = list[tuple[int, bool]](), decoder._model.prefill
+
+    def recorded(tokens: mx.array, caches: Any, window: Window) -> mx.array:
+        windows.append((tokens.shape[0], window.positions is not None))
+        return prefill(tokens, caches, window)
+
+    with patch.object(decoder._model, "prefill", recorded):
+        rows = [Row(request(name, prompt)) for name, prompt in PROMPTS.items()]
+        found = texts(decoder, rows, together=True)
+    assert found == {name: wanted(name) for name in PROMPTS}
+    assert sorted(windows) == [(1, False), (4, True)]
 
 
 @pytest.mark.parametrize(
@@ -105,15 +129,13 @@ def test_rows_that_are_read_in_one_window_have_their_own_pictures() -> None:
 )
 def test_a_text_goes_on_after_tokens_of_an_earlier_run(done: int) -> None:
     decoder = a_decoder(2)
-    enter(decoder, request("two", PROMPTS["two"]), wanted("two")[:done], chunk=9)
-    found = list[int]()
-    while len(found) < TOKENS - done:
-        found += [each.token for step in decoder.step() for each in step.tokens]
-    assert found[: TOKENS - done] == wanted("two")[done:]
+    before = [token for token, _ in wanted("two")[:done]]
+    found = texts(decoder, [Row(request("two", PROMPTS["two"]), generated=before)], 9)["two"]
+    assert found == wanted("two")[done:]
 
 
 def test_a_suspended_row_goes_on_behind_its_pictures() -> None:
-    decoder, found = a_decoder(2), list[int]()
+    decoder, found = a_decoder(2), Told()
     entered = enter(decoder, request("two", PROMPTS["two"]))
     for step in range(TOKENS + 4):
         if step == 2:
@@ -123,7 +145,7 @@ def test_a_suspended_row_goes_on_behind_its_pictures() -> None:
             decoder.resume(entered)
         for outcome in decoder.step():
             if outcome.row is entered:
-                found += [each.token for each in outcome.tokens]
+                found += [(each.token, each.logprob) for each in outcome.tokens]
     assert found[:TOKENS] == wanted("two")
 
 
@@ -140,16 +162,15 @@ class TestPrefixes:
         decoder.leave(entered)
         return entered
 
-    def asked(self, decoder: RaggedDecoder, picture: bytes) -> tuple[int | None, list[int]]:
+    def asked(self, decoder: RaggedDecoder, picture: bytes) -> tuple[int | None, Told]:
         """Tokens that were kept of a prompt with this picture, and its text."""
         prompt = prompt_of(self.BEFORE, picture, self.AFTER)
         entered = Row(request("asked", prompt))
-        found = run(decoder, [entered], chunk=512)["asked"]
+        found = texts(decoder, [entered])["asked"]
         return entered.cached, found
 
-    def wanted(self, picture: bytes) -> list[int]:
-        prompt = prompt_of(self.BEFORE, picture, self.AFTER)
-        return greedy(Loaded.demo().network, SmallTower(HIDDEN), *prompt, TOKENS)
+    def wanted(self, picture: bytes) -> Told:
+        return told(prompt_of(self.BEFORE, picture, self.AFTER))
 
     def test_another_question_about_a_picture_reads_it_no_more(self) -> None:
         decoder = a_decoder(keeps=True)
@@ -168,7 +189,7 @@ class TestPrefixes:
 
 def test_a_tower_looks_once_at_a_picture_of_several_rows() -> None:
     decoder = a_decoder()
-    run(decoder, [request(f"{n}", PROMPTS["between"]) for n in range(3)], chunk=512)
+    texts(decoder, [Row(request(f"{n}", PROMPTS["between"])) for n in range(3)])
     assert tower_of(decoder).looks == 1
 
 
