@@ -63,6 +63,7 @@ def load_engine(settings: WorkerSettings, tell: Tell = lambda _: None) -> Decodi
         prefixes=_prefixes(settings),
         chat_tokens=settings.default_max_tokens,
         thinking_budget=settings.thinking_budget,
+        max_pixels=settings.max_pixels,
         kernels_dir=settings.state_dir,
         fixed=settings.fixed_shapes,
         tell=tell,

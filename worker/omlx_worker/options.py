@@ -21,7 +21,7 @@ from omlx_worker.settings import REMEDY, WorkerSettings
 SECTIONS = {
     "Model": ("model", "model_alias", "mtp_from", "switch_after"),
     "Decoding": (
-        *("max_batch", "default_max_tokens", "thinking_budget", "mode"),
+        *("max_batch", "default_max_tokens", "thinking_budget", "max_pixels", "mode"),
         *("drafter", "mtp_depth", "fixed_shapes", "state_dir"),
     ),
     "Queue and Redis": (

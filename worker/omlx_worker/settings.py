@@ -88,6 +88,9 @@ class WorkerSettings(BaseSettings):
     thinking_budget: int | None = Field(
         default=None, ge=0, description="Tokens of thinking of a chat that sets no budget."
     )
+    max_pixels: int | None = Field(
+        default=None, ge=1024, description="Of a picture, at most; else as many as the model takes."
+    )
     mode: Mode = Field(
         default="auto", description="Draft if faster, for a single row, always, never."
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_config, load_model
 
 from omlx_producer.errors import one_line
@@ -24,6 +25,7 @@ from omlx_worker.engine.models.assistant import (
 from omlx_worker.engine.models.draft_model import DraftModel
 from omlx_worker.engine.models.ragged_model import Drafter, RaggedModel, Unsupported
 from omlx_worker.engine.rows.interface import HEAD, LOOKUP, NO_DRAFTER, ModelError
+from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
 
 DRAFTER = "--drafter"
 
@@ -61,6 +63,23 @@ def assistant_hint(network: nn.Module, model: str, path: Path) -> str | None:
     if base is None:
         return f"{said}ASSISTANT,{LOOKUP} (the repository of the one for this model)"
     return f"{said}{base}-assistant,{LOOKUP}"
+
+
+def require_same_tokens(name: str, tokenizer: TokenizerWrapper, other: TokenizerWrapper) -> None:
+    """Refuse a model that drafts if its tokens have other ids.
+
+    Args:
+        name: of the model that drafts, and ``other``, its tokenizer.
+
+    Raises:
+        ModelError: if they have.
+    """
+    ids, others = tokenizer.get_vocab(), other.get_vocab()
+    if not same_vocabulary(ids, others):
+        raise ModelError(
+            f"{DRAFTER} {name}: {same_ids(ids, others)} of its {len(others)} tokens are among "
+            f"the model's {len(ids)} by the same ids; give a model with the same vocabulary"
+        )
 
 
 def is_assistant(path: Path) -> bool:

@@ -10,6 +10,8 @@ from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.self_check import check
 from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.towers.looks import Looks
+from omlx_worker.engine.towers.tower import Tower
 
 
 def as_ragged(
@@ -19,6 +21,7 @@ def as_ragged(
     kernels: Kernels | None = None,
     checks: bool = True,
     embedder: Embedder | None = None,
+    tower: Tower | None = None,
 ) -> RaggedModel:
     """The ragged form of a loaded model.
 
@@ -28,6 +31,7 @@ def as_ragged(
         checks: whether to compare it with the model's own forward, on these weights and this
             device.
         embedder: see `RaggedModel`. What is checked sees back alone.
+        tower: of a model that takes pictures.
 
     Raises:
         Unsupported: if it has none, or the two disagree.
@@ -36,4 +40,5 @@ def as_ragged(
     if checks:
         check(network, ragged)
     ragged.embedder = embedder
+    ragged.looks = Looks(tower) if tower else None
     return ragged

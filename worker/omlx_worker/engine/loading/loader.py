@@ -31,12 +31,14 @@ from omlx_worker.engine.loading.drafters import (
     is_assistant,
     load_assistant,
     own_head,
+    require_same_tokens,
 )
 from omlx_worker.engine.loading.embedding import Embedder, embeds, nested, prepare, read_embedder
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
 from omlx_worker.engine.loading.tokenizer import markers_of, read_tokenizer
+from omlx_worker.engine.loading.towers import Tower, read_tower
 from omlx_worker.engine.models.mtp import MTPHead, with_head
 from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -46,7 +48,6 @@ from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.interface import HEAD, NO_DRAFTER, PREPARED_AT_ONCE, ModelError, Tell
 from omlx_worker.engine.rows.prompts import Prompter, Prompters, sampling_defaults
 from omlx_worker.engine.rows.request import Sampling
-from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
 from omlx_worker.engine.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ def load_engine(
     prefixes: int = 0,
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
     thinking_budget: int | None = None,
+    max_pixels: int | None = None,
     kernels_dir: Path | None = None,
     fixed: bool = False,
     tell: Tell = lambda _: None,
@@ -108,6 +110,7 @@ def load_engine(
         prefixes: bytes of beginnings of prompts that are kept; 0 for none.
         chat_tokens: of a chat that sets no limit, at most.
         thinking_budget: of a chat that sets none; None for no limit.
+        max_pixels: see `read_tower`.
         kernels_dir: keeps which kernels are used on this device; None to measure at each start.
         fixed: fixed shapes; see `RaggedDecoder`.
         tell: told what is done now.
@@ -125,6 +128,7 @@ def load_engine(
             raise ModelError(f"--fixed-shapes: leave it out, because {model} makes vectors")
     network, tokenizer, config = load(path, graft=graft if depth else None)
     embedder = read_embedder(path, config) if embedding else None
+    tower = read_tower(path, config, max_pixels)
     head: MTPHead | None = getattr(network, "mtp", None)
     if not depth:
         drafter = NO_DRAFTER
@@ -132,7 +136,7 @@ def load_engine(
     contest = Contest(kernels_dir, fixed=fixed)
     tell("comparing it with mlx-lm")
     decoder = decoder_of(
-        network, max_rows, depth, make_drafter, lookup, prefixes, contest, embedder
+        network, max_rows, depth, make_drafter, lookup, prefixes, contest, embedder, tower
     )
     if drafter == HEAD and not decoder.max_depth:
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
@@ -289,12 +293,7 @@ def read_drafter(
     if is_assistant(path):
         return partial(drafter_of, name, load_assistant(path))
     network, other, _ = load(path, DRAFTER)
-    ids, others = tokenizer.get_vocab(), other.get_vocab()
-    if not same_vocabulary(ids, others):
-        raise ModelError(
-            f"{DRAFTER} {name}: {same_ids(ids, others)} of its {len(others)} tokens are among "
-            f"the model's {len(ids)} by the same ids; give a model with the same vocabulary"
-        )
+    require_same_tokens(name, tokenizer, other)
     return partial(drafter_of, name, network)
 
 
@@ -326,6 +325,7 @@ def decoder_of(
     prefixes: int = 0,
     contest: Contest = HERE,
     embedder: Embedder | None = None,
+    tower: Tower | None = None,
 ) -> RaggedDecoder:
     """The ragged batch of a model.
 
@@ -334,13 +334,14 @@ def decoder_of(
         lookup, prefixes: see `load_engine`.
         contest: where forms of kernels compete; with fixed ones, the batch has fixed shapes.
         embedder: of a model that makes vectors.
+        tower: of a model that takes pictures.
 
     Raises:
         ModelError: if it has no ragged form, or the drafter cannot draft for it.
     """
     kernels, drafts = for_device(contest), depth > 0 and make_drafter is own_head
     try:
-        ragged = as_ragged(network, drafts=drafts, kernels=kernels, embedder=embedder)
+        ragged = as_ragged(network, drafts=drafts, kernels=kernels, embedder=embedder, tower=tower)
     except Unsupported as reason:
         family = getattr(network, "model_type", type(network).__module__)
         raise ModelError(

@@ -15,7 +15,7 @@ from omlx_worker.engine.loading.checkpoint import WEIGHTS
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.picture import Sight
 from omlx_worker.engine.towers.qwen3_vl import Qwen3VLSight, Qwen3VLTower
-from omlx_worker.engine.towers.tower import Tower
+from omlx_worker.engine.towers.tower import Tower as Tower
 
 
 class _Family(NamedTuple):
@@ -75,10 +75,18 @@ def read_tower(path: Path, config: Mapping[str, Any], max_pixels: int | None) ->
         None for a model that takes no pictures here, or whose files have no tower.
 
     Raises:
-        ModelError: if its files cannot be used.
+        ModelError: if its files cannot be used, or pixels are limited without a tower.
     """
-    if (family := _family_of(config)) is None:
-        return None
+    family = _family_of(config)
+    tower = family and _read(family, path, config, max_pixels)
+    if tower is None and max_pixels is not None:
+        raise ModelError(f"--max-pixels: leave it out, because {path} has no vision tower")
+    return tower
+
+
+def _read(
+    family: _Family, path: Path, config: Mapping[str, Any], max_pixels: int | None
+) -> Tower | None:
     try:
         weights = dict[str, mx.array]()
         for file in sorted(path.glob(WEIGHTS)):
