@@ -162,7 +162,7 @@ class RaggedDecoder(Batch):
         if self._fixed:
             for row, held in readings:
                 length = self._unit - row.computed % self._unit
-                self._read([(row, held)], [min(length, row.left)])
+                self._read([(row, held)], [row.uncut(min(length, row.left))])
         elif any(lengths):
             self._read(readings, lengths)
         for row, held in readings:
