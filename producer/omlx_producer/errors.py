@@ -22,7 +22,17 @@ from typing import Any
 
 LONGEST_SENTENCE = 1000
 
-_SHORT = reprlib.Repr()
+
+class _Short(reprlib.Repr):
+    """Leaves out what a data URL holds."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        if x.lstrip().startswith("data:"):
+            x = x[: self.maxstring].partition(",")[0] + ",..."
+        return super().repr_str(x, level)
+
+
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel = 2
 

@@ -24,10 +24,11 @@ from omlx_producer.wire import (
     PromptLogprob,
     RepetitionDetection,
 )
-from omlx_producer.wire.embedding import require_kind
+from omlx_producer.wire.kind import require_kind
 from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.emission import Emission, Said
 from omlx_worker.engine.rows.interface import Delays
+from omlx_worker.engine.rows.picture import Picture
 from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.request import RowRequest, Sampling
@@ -58,6 +59,8 @@ def vector_of(tokens: int, size: int) -> bytes:
 
 
 GOES_ROUND = "round and round"
+"""A prompt with which a text repeats itself: two tokens, or those of a long table in a picture."""
+PICTURE = 0xFFFC
 BREAKS_READ, BREAKS_STEP, BREAKS_PREPARE = "break-read", "break-step", "break-prepare"
 TOO_BUSY = "too-busy"
 BREAKS_LOOK = b"break-look"
@@ -88,6 +91,7 @@ class FakeEngine:
             longest_token=1,
             system_fingerprint="fp_fake",
             vector_size=vector_size,
+            picture_tokens=1,
         )
         self.max_rows = max_rows
         self.max_depth = self.own_depth = 0
@@ -105,7 +109,7 @@ class FakeEngine:
         self.wrong_pages = 0
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[RowRequest]:
-        require_kind(request.reads, request.model, self.info)
+        require_kind(request, self.info)
         if request.input is not None:
             size = request.dimensions or self.info.vector_size
             prompts = [
@@ -125,6 +129,10 @@ class FakeEngine:
         if text == TOO_BUSY:
             raise TimeoutError("the worker's machine was too busy; submit the job again")
         tokens = [ord(character) for character in text] or list(request.prompt or ())
+        pictures = tuple(
+            Picture(place, 1, 1, data) for place, data in enumerate(request.pictures.values())
+        )
+        tokens = [PICTURE] * len(pictures) + tokens
         asked = request.max_completion_tokens
         length = (1100 if text == GOES_ROUND else 16) if asked is None else asked
         loops = request.repetition_detection
@@ -156,6 +164,7 @@ class FakeEngine:
                 reply=reply,
                 prompt_logprobs=None if choice else request.scored_alternatives,
                 echo=text if request.echo else None,
+                pictures=pictures,
             )
             for choice in range(request.n)
         ]
@@ -306,14 +315,16 @@ def expected(row: RowRequest) -> tuple[list[int], str]:
     """All that a row produces."""
     if _says(row, GOES_ROUND):
         watch = Repetition(row.repetition or RepetitionDetection())
-        tokens = [97 + index % 2 for index in range(row.max_tokens)]
+        size = 200 if row.pictures else 2
+        tokens = [97 + index % size % 26 for index in range(row.max_tokens)]
         end = next((n for n, token in enumerate(tokens, 1) if watch.feed(token)), None)
         return tokens[:end], "".join(map(chr, tokens[:end]))
-    key = zlib.crc32(repr((row.prompt, row.sampling.seed)).encode())
+    seen = [picture.digest for picture in row.pictures]
+    key = zlib.crc32(repr((row.prompt, row.sampling.seed, *seen)).encode())
     length = row.max_tokens if key % 2 else max(1, row.max_tokens - 1)
     tokens = [97 + zlib.crc32(f"{key}:{index}".encode()) % 26 for index in range(length)]
     return tokens, "".join(map(chr, tokens))
 
 
 def _says(row: RowRequest, text: str) -> bool:
-    return row.prompt == list(map(ord, text))
+    return row.prompt[len(row.pictures) :] == list(map(ord, text))

@@ -17,16 +17,17 @@ from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.progress import WorkerWatch
 from omlx_producer.bulk.row import Row
 from omlx_producer.cli.main import cli
-from omlx_producer.wire import GenerationRequest
+from omlx_producer.wire import WIRE_VERSION, GenerationRequest
 from omlx_producer.wire.request_part import RequestPart, Since
 from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, status, wait_for
 
 JOBS = 200
+LATER = WIRE_VERSION + 1
 WAITS = f"waits for a newer worker: no worker of {ALIAS} knows all fields of its requests; upgrade"
 
 
 class LaterRequest(GenerationRequest):
-    top_a: Annotated[float | None, Since(2)] = None
+    top_a: Annotated[float | None, Since(LATER)] = None
 
 
 def later(**fields: object) -> LaterRequest:
@@ -90,7 +91,7 @@ def test_a_batch_has_the_version_of_its_latest_row(
 def test_the_status_of_a_newer_worker_says_nothing(
     redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omlx_producer.client.workers.WIRE_VERSION", 2)
+    monkeypatch.setattr("omlx_producer.client.workers.WIRE_VERSION", LATER)
     with running_worker(redis_url):
         wait_for(lambda: connection.exists("omlx:models", f"omlx:workers:{ALIAS}") == 2)
         with Producer(connection) as producer:

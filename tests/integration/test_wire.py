@@ -14,9 +14,12 @@ import redis
 
 from omlx_producer import Producer
 from omlx_producer.bulk.batch import Batch
+from omlx_producer.wire import WIRE_VERSION
+from tests.helpers.image_parts import image
 from tests.helpers.workers import ALIAS, enqueue, fetch, is_over, running_worker, status, wait_for
 
 KEY = "omlx:batch:0123456789ab"
+LATER = WIRE_VERSION + 1
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
 SUBMIT, READ, RESULT, CANCEL, BATCH, PROGRESS = re.findall(
     r"^```redis\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
@@ -89,9 +92,10 @@ def test_an_older_worker_leaves_newer_payloads_to_newer_ones(
     with running_worker(redis_url):
         wait_for(lambda: connection.exists("omlx:workers:fake"))
         if newer == "job":
-            type_lines(connection, SUBMIT.replace("status queued", "omlx_wire 2 status queued"))
+            typed = SUBMIT.replace("status queued", f"omlx_wire {LATER} status queued")
+            type_lines(connection, typed)
         else:
-            type_lines(connection, BATCH.replace("state open", "state open omlx_wire 2"))
+            type_lines(connection, BATCH.replace("state open", f"state open omlx_wire {LATER}"))
         for _ in range(2):
             behind = [enqueue(connection, priority=level) for level in ("default", "bulk")]
             wait_for(lambda jobs=behind: all(map(is_over, jobs)), what="the jobs behind it")
@@ -101,7 +105,7 @@ def test_an_older_worker_leaves_newer_payloads_to_newer_ones(
         assert waits == (1 if newer == "job" else 2)
         told = [text for text in caplog.messages if "newer version of omlx-queue" in text]
         assert len(told) == 1
-        monkeypatch.setattr("omlx_worker.queue.lease.WIRE_VERSION", 2)
+        monkeypatch.setattr("omlx_worker.queue.lease.WIRE_VERSION", LATER)
         with running_worker(redis_url):
             if newer == "job":
                 wait_for(lambda: status(fetch(connection, "hello")) == "finished")
@@ -110,6 +114,8 @@ def test_an_older_worker_leaves_newer_payloads_to_newer_ones(
 
 
 def test_producers_write_the_version_that_a_job_needs(connection: redis.Redis) -> None:
-    with Producer(connection) as producer:
-        job = producer.submit(model="demo", prompt="x", require_known_model=False)
-    assert connection.hget(fetch(connection, job.id).key, "omlx_wire") == b"1"
+    chat: Any = [{"role": "user", "content": [image()]}]
+    for asked, version in (({"prompt": "x"}, b"1"), ({"messages": chat}, b"2")):
+        with Producer(connection) as producer:
+            job = producer.submit(model="demo", require_known_model=False, **asked)
+        assert connection.hget(fetch(connection, job.id).key, "omlx_wire") == version

@@ -41,7 +41,7 @@ from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.serializers import JSONSerializer
 from rq.utils import utcformat
 
-from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
+from omlx_producer.bulk.plan import BUFFER_ROWS, BUFFER_SIZE, arrange
 from omlx_producer.bulk.row import CANCELLED, BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.connection import server_time
@@ -562,7 +562,7 @@ def _decoded(raw: Any) -> dict[str, str]:
 
 def _in_chunks(rows: Iterable[Row | BadRow]) -> Iterator[list[tuple[int, Row | BadRow]]]:
     """Numbered rows to be written together; see `omlx_producer.bulk.plan` for their order."""
-    good, bad, characters = list[Row](), list[tuple[int, Row | BadRow]](), 0
+    good, bad, held = list[Row](), list[tuple[int, Row | BadRow]](), 0
 
     def chunks() -> Iterator[list[tuple[int, Row | BadRow]]]:
         ordered = [*bad, *((row.line, row) for row in arrange(good))]
@@ -574,10 +574,10 @@ def _in_chunks(rows: Iterable[Row | BadRow]) -> Iterator[list[tuple[int, Row | B
             bad.append((number, row))
         else:
             good.append(replace(row, line=number))
-            characters += row.characters
-        if len(good) + len(bad) >= BUFFER_ROWS or characters >= BUFFER_CHARACTERS:
+            held += row.held
+        if len(good) + len(bad) >= BUFFER_ROWS or held >= BUFFER_SIZE:
             yield from chunks()
-            good, bad, characters = [], [], 0
+            good, bad, held = [], [], 0
     yield from chunks()
 
 

@@ -36,9 +36,9 @@ from omlx_producer.wire import Priority, queue_name
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 DEFAULT_WINDOW = 1024
-WINDOW_CHARACTERS = 32 * 2**20
+WINDOW_SIZE = 32 * 2**20
 HELD_ROWS = 16 * 1024
-HELD_CHARACTERS = 64 * 2**20
+HELD_SIZE = 64 * 2**20
 # Rows read in one turn.
 READ = 1024
 # Results read in one call: a response may hold many log-probabilities.
@@ -99,9 +99,9 @@ class Collector:
     Args:
         run: the id of the run. The ids of its batches begin with it.
         rows: the rows to run, each once.
-        window: rows of a batch, at most, and `WINDOW_CHARACTERS` of their prompts. A longer prompt
+        window: rows of a batch, at most, and `WINDOW_SIZE` of their prompts. A longer prompt
             goes alone. Rows of a model that has two windows' rows in Redis are read past, up to
-            `HELD_ROWS` and `HELD_CHARACTERS`, so that a model that nobody serves holds up no other.
+            `HELD_ROWS` and `HELD_SIZE`, so that a model that nobody serves holds up no other.
         on_results: called with results that are durable.
         rerun_failures: run a row again if Redis holds its failure of an earlier run.
 
@@ -140,7 +140,7 @@ class Collector:
         self._upload: WindowBatch | None = None
         # By model: rows that wait here for room.
         self._held: dict[str, deque[Row]] = {}
-        self._held_rows = self._held_characters = 0
+        self._held_rows = self._held_size = 0
         # By digest: results of rows that have not come yet, and where the others are in Redis.
         self._found: dict[str, tuple[WindowBatch, str, bytes]] = {}
         self._places: dict[str, tuple[WindowBatch, str]] = {}
@@ -195,7 +195,7 @@ class Collector:
         """Take back the rows that wait. The run is over when those that run have ended."""
         self._rows = iter(())
         self._held.clear()
-        self._held_rows = self._held_characters = 0
+        self._held_rows = self._held_size = 0
         self._exhausted = self.stopped = True
 
     def abandon(self) -> None:
@@ -256,7 +256,7 @@ class Collector:
 
         Bad rows are settled and take no room in Redis.
         """
-        full = self._held_rows >= HELD_ROWS or self._held_characters >= HELD_CHARACTERS
+        full = self._held_rows >= HELD_ROWS or self._held_size >= HELD_SIZE
         if full or len(self._settled) >= self._window:
             return False
         new = next(self._rows, None)
@@ -291,20 +291,20 @@ class Collector:
             held = self._held.setdefault(row.request.model, deque())
             held.appendleft(row) if first else held.append(row)
             self._held_rows += 1
-            self._held_characters += row.characters
+            self._held_size += row.held
 
     def _next(self, model: str) -> list[Row]:
         """The next window's rows of a model; none if it has no room."""
-        queue, rows, characters = queue_name(model, self._priority), list[Row](), 0
+        queue, rows, size = queue_name(model, self._priority), list[Row](), 0
         windows = [each for each in self._windows if each.queue == queue and each.left]
         room = 2 * self._window - sum(each.left for each in windows)
         if windows and (2 * windows[-1].left > windows[-1].size or room < self._window):
             return []
         for row in itertools.islice(self._held.get(model, ()), self._window):
-            if characters >= WINDOW_CHARACTERS:
+            if size >= WINDOW_SIZE:
                 break
             rows.append(row)
-            characters += row.characters
+            size += row.held
         return rows
 
     def _send(self, model: str, rows: list[Row]) -> None:
@@ -320,7 +320,7 @@ class Collector:
         for row in rows:
             self._held[model].popleft()
             self._held_rows -= 1
-            self._held_characters -= row.characters
+            self._held_size -= row.held
         if not self._held[model]:
             del self._held[model]
         try:

@@ -34,6 +34,8 @@ class Findings:
         exact: whether ``prompt_tokens`` was counted, not estimated.
         models: that the good rows run on.
         ignored: rows by field of OpenAI that has no effect.
+        pictures: of all rows; ``prompt_tokens`` has none of theirs.
+        picture_tokens: those of one picture, at most, in any of the models.
         most_completion_tokens: the limit of all rows together.
     """
 
@@ -44,6 +46,8 @@ class Findings:
     most_completion_tokens: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     models: set[str] = field(default_factory=set)
+    pictures: int = 0
+    picture_tokens: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -51,6 +55,8 @@ class Findings:
             "bad": dict(self.bad),
             "prompt_tokens": self.prompt_tokens,
             "prompt_tokens_exact": self.exact,
+            "pictures": self.pictures,
+            "picture_tokens": self.picture_tokens,
             "most_completion_tokens": self.most_completion_tokens,
             "ignored_fields": dict(self.ignored),
         }
@@ -119,9 +125,12 @@ def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findin
                 write(row.reason + "\n", err=True)
                 continue
             findings.prompt_tokens += counter.count(row)
+            findings.pictures += len(row.request.pictures)
             findings.most_completion_tokens += row.most_tokens
         findings.exact, findings.ignored = counter.exact, source.maker.ignored
         findings.models = source.maker.used
+        known = (models[name].picture_tokens for name in findings.models if name in models)
+        findings.picture_tokens = max(known, default=0)
         say_skipped(source.maker.skipped)
     return findings
 

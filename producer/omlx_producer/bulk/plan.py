@@ -1,7 +1,7 @@
 """Which rows run, each once, and in which order.
 
 Rows without a result run: common prefixes together, long and short rows mixed. Rows change places
-only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So memory is bounded
+only within a buffer of `BUFFER_ROWS` rows, which hold `BUFFER_SIZE` at most. So memory is bounded
 and results come roughly in the order of the input.
 
 Rows with different ``cache_salt`` share nothing, so they are in different groups. A worker takes
@@ -17,7 +17,7 @@ from omlx_producer.bulk.row import REFUSED, BadRow, Row
 from omlx_producer.bulk.store import Store
 
 BUFFER_ROWS = 1024
-BUFFER_CHARACTERS = 32 * 2**20
+BUFFER_SIZE = 32 * 2**20
 # Rows that begin with the same characters, this many, form a group.
 PREFIX_CHARACTERS = 256
 # Within a group, those with this many times as many in common form one again.
@@ -96,16 +96,16 @@ def _duplicate(row: Row | BadRow, before: int) -> BadRow:
 def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
     """All rows, ordered within each buffer. Bad rows pass through at once."""
     buffer: list[Row] = []
-    characters = 0
+    held = 0
     for row in rows:
         if isinstance(row, BadRow):
             yield row
             continue
         buffer.append(row)
-        characters += row.characters
-        if len(buffer) == BUFFER_ROWS or characters >= BUFFER_CHARACTERS:
+        held += row.held
+        if len(buffer) == BUFFER_ROWS or held >= BUFFER_SIZE:
             yield from arrange(buffer)
-            buffer, characters = [], 0
+            buffer, held = [], 0
     yield from arrange(buffer)
 
 

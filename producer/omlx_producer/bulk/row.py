@@ -33,7 +33,7 @@ CANCELLED = "cancelled"
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 # A field that holds a prompt.
-_PROMPT = re.compile(r"messages(\[\d+\]\.content)?|prompt|input")
+_PROMPT = re.compile(r"messages(\[\d+\]\.content.*)?|prompt|input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Row:
         line: its line in the input, from 1; the row number where the input has no lines.
         digest: of custom_id and request, so an edited row has another one.
         columns: of the input whose text is its prompt; empty if its request is its own.
-        characters: of the prompt.
+        characters: of the prompt's texts.
+        held: what it takes of a buffer: these, and the bytes of its pictures.
     """
 
     custom_id: str
@@ -53,12 +54,15 @@ class Row:
     digest: str
     columns: str = ""
     characters: int = dataclasses.field(init=False)
+    held: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         characters = sum(message.characters for message in self.request.messages or ())
         for text in self.request.texts:
             characters += len(text) * (1 if isinstance(text, str) else TOKEN_CHARACTERS)
         object.__setattr__(self, "characters", characters)
+        pictures = self.request.pictures.values()
+        object.__setattr__(self, "held", characters + sum(map(len, pictures)))
 
     @property
     def key(self) -> str:

@@ -34,7 +34,7 @@ from omlx_producer.client.models import (
     require_template,
     takes_chats,
 )
-from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
+from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line, shown
 from omlx_producer.terminal import counted
 from omlx_producer.wire import (
     CHAT_URL,
@@ -430,7 +430,6 @@ class RowMaker:
         elif isinstance(values, dict) and self._is_batch_line(values):
             self._require_no_options_of_texts()
             fields = _batch_body(values)
-            self.ignored.update(ignored_fields(fields))
         else:
             own = self._own_fields(values) if isinstance(values, dict) else {}
             model = model or own.get("model") or self._only_model()
@@ -449,6 +448,7 @@ class RowMaker:
                 if not text:
                     raise InvalidRequest(columns, "empty", "give text")
                 fields = own | self._text_fields(text, chat=self._chats(model))
+        self.ignored.update(ignored_fields(fields))
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
             if all(fields.get(given) is None for given in names):
@@ -551,7 +551,7 @@ def _batch_body(line: dict[str, Any]) -> dict[str, Any]:
 
 def _found(fields: Mapping[str, Any], name: str) -> str:
     """What a sentence says of a field that is wrong."""
-    return f"got {fields[name]!r:.80}" if name in fields else "missing"
+    return f"got {shown(fields[name])}" if name in fields else "missing"
 
 
 def _bad(record: Record, custom_id: str | None, code: str, reason: str, *, own_id: bool) -> BadRow:

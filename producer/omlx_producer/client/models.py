@@ -14,7 +14,7 @@ from redis.utils import str_if_bytes
 from omlx_producer.client.workers import read_workers
 from omlx_producer.errors import InvalidRequest, ModelNotFound
 from omlx_producer.wire import MODELS_KEY, GenerationRequest, ModelInfo
-from omlx_producer.wire.embedding import require_kind
+from omlx_producer.wire.kind import require_kind
 
 Fields = GenerationRequest | Mapping[str, Any]
 
@@ -104,13 +104,13 @@ def takes_chats(models: Mapping[str, ModelInfo], alias: str) -> bool:
 
 
 def require_served(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
-    """Check that vectors are asked of a model that makes them, and text of one that generates it.
+    """Check that a model makes vectors, generates text or takes pictures, as a request wants.
 
     Raises:
         InvalidRequest: names the field, the model and the remedy.
     """
     if info := models.get(request.model):
-        require_kind(request.reads, request.model, info)
+        require_kind(request, info)
 
 
 def require_template(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:

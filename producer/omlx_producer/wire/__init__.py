@@ -45,7 +45,7 @@ Rows of batches are described in `omlx_producer.bulk.batch`.
 from __future__ import annotations
 
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire.chat import Message, TextPart
+from omlx_producer.wire.chat import MAX_PICTURES, ImagePart, Message, TextPart
 from omlx_producer.wire.completion import Completion, answer_text
 from omlx_producer.wire.embedding import EncodingFormat, embedding_requests
 from omlx_producer.wire.end import End
@@ -91,8 +91,9 @@ from omlx_producer.wire.keys import (
     workers_key,
 )
 from omlx_producer.wire.markup import Markup
+from omlx_producer.wire.picture_url import PictureUrl
 from omlx_producer.wire.remedy import Remedy
-from omlx_producer.wire.repetition import LOOPS, RepetitionDetection
+from omlx_producer.wire.repetition import LOOPS, PICTURE_LOOPS, RepetitionDetection
 from omlx_producer.wire.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
@@ -119,9 +120,11 @@ __all__ = [
     "FILTERS",
     "JOB_FUNCTION",
     "LOOPS",
+    "MAX_PICTURES",
     "MAX_PROMPT_CHARACTERS",
     "MAX_TOP_LOGPROBS",
     "MODELS_KEY",
+    "PICTURE_LOOPS",
     "PRIORITIES",
     "RESPONSES_URL",
     "WIRE_FIELD",
@@ -140,6 +143,7 @@ __all__ = [
     "FunctionCall",
     "FunctionDefinition",
     "GenerationRequest",
+    "ImagePart",
     "InvalidRequest",
     "JobEvent",
     "Markup",
@@ -147,6 +151,7 @@ __all__ = [
     "Metadata",
     "ModelInfo",
     "NamedSchema",
+    "PictureUrl",
     "Priority",
     "PromptLogprob",
     "PromptTokensDetails",

@@ -1,4 +1,4 @@
-"""Requests for vectors: which fields they have, which models serve them, and how vectors travel."""
+"""Requests for vectors: which fields they have, and how vectors travel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire.events import ModelInfo
 
 EncodingFormat = Literal["base64", "float"]
 
@@ -47,29 +46,6 @@ def require_texts(given: Any) -> None:
         raise InvalidRequest("input", "got values of several kinds", "give texts or lists of ids")
     if (empty := next((at for at, each in enumerate(given) if not each), None)) is not None:
         raise InvalidRequest(f"input[{empty}]", "empty", "give text, or leave it out")
-
-
-def require_kind(asked: str, alias: str, info: ModelInfo) -> None:
-    """Refuse a request that a model of the other kind serves.
-
-    Args:
-        asked: the field of what is read, such as ``input``.
-
-    Raises:
-        InvalidRequest: with that field.
-    """
-    if asked == "input" and not info.vector_size:
-        raise InvalidRequest(
-            asked,
-            f"{alias} generates text and makes no vectors",
-            "name a model of embeddings",
-        )
-    if asked != "input" and info.vector_size:
-        raise InvalidRequest(
-            asked,
-            f"{alias} makes vectors and generates no text",
-            "name another model, or give input to /v1/embeddings",
-        )
 
 
 def write_vector(vector: array[float], encoding: EncodingFormat | None) -> str | list[float]:

@@ -389,6 +389,7 @@ class ModelInfo(Wire):
         vector_size: numbers of its vectors; 0 if it generates text.
         markers: tokens that mark parts of its chats, such as ``<|channel|>``. No answer should hold
             their text. Older workers leave them out.
+        picture_tokens: the most that one picture takes of the context; 0 if it takes no pictures.
 
     >>> [info.context_length for info in producer.models().values()]
     [10000]
@@ -403,3 +404,4 @@ class ModelInfo(Wire):
     chat_template: bool = True
     vector_size: int = 0
     markers: tuple[str, ...] = ()
+    picture_tokens: int = 0

@@ -66,7 +66,7 @@ append to its stream or renew its lease."""
 KEEP_SECONDS = 7 * 24 * 3600
 """How long a batch whose rows have all ended is kept, and listed among those that ended."""
 
-WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
+WIRE_VERSION, WIRE_FIELD = 2, "omlx_wire"
 """The latest version of requests, which workers of this version know, and the field in the hash of
 a job or batch with the version that it needs; absent means 1.
 

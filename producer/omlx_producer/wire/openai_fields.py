@@ -29,6 +29,7 @@ IGNORED = frozenset(
 )
 IGNORED_IN_MESSAGES = frozenset({"annotations", "refusal"})
 IGNORED_IN_PARTS = frozenset({"prompt_cache_breakpoint"})
+IGNORED_IN_IMAGES = frozenset({"detail"})
 
 _FUNCTIONS = ("no longer OpenAI's", "give tools and tool_choice instead")
 REFUSED = {
@@ -153,9 +154,29 @@ def fold_part(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     return kept
 
 
+def fold_image(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of a picture that count."""
+    return counting(fields, IGNORED_IN_IMAGES, {})
+
+
 def ignored_fields(fields: Mapping[str, Any]) -> list[str]:
     """The fields of a request that are given and have no effect."""
-    return [name for name in fields if name in IGNORED and fields[name] is not None]
+    ignored = [name for name in fields if name in IGNORED and fields[name] is not None]
+    images = [
+        part["image_url"]
+        for message in _dicts(fields.get("messages"))
+        for part in _dicts(message.get("content"))
+        if isinstance(part.get("image_url"), dict)
+    ]
+    return ignored + [
+        f"image_url.{name}"
+        for name in sorted(IGNORED_IN_IMAGES)
+        if any(image.get(name) is not None for image in images)
+    ]
+
+
+def _dicts(given: Any) -> list[dict[Any, Any]]:
+    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
 
 def counting(

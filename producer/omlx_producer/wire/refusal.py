@@ -49,11 +49,11 @@ def refusal_of(
         return InvalidRequest(where, own.got, own.remedy)
     if not path:
         return InvalidRequest("request", f"got {shown(problem['input'])}", f"give {whole}")
-    owner, expected = _look_up(model, path)
+    names, expected = _look_up(model, path)
     other = _OTHER_NAMES.get(path[0]) if len(path) == 1 else None
     where = other if other and data.get(path[0]) is None else _spell(path)
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), owner.model_fields, n=1)
+        near = path[-1] not in names and difflib.get_close_matches(str(path[-1]), names, n=1)
         remedy = f"did you mean {near[0]}?" if near else "remove it"
         if len(path) == 1 and path[0] in _OF_OPTIONS:
             remedy = f"give {_OF_OPTIONS[path[0]]}"
@@ -79,17 +79,17 @@ def _is_branch(part: int | str) -> bool:
     )
 
 
-def _look_up(model: type[BaseModel], path: list[int | str]) -> tuple[type[BaseModel], str]:
-    """The innermost model along a path, and the remedy of the innermost known field."""
-    expected = ""
+def _look_up(model: type[BaseModel], path: list[int | str]) -> tuple[list[str], str]:
+    """The fields where a path leads, and the remedy of the innermost known one along it."""
+    models, expected = [model], ""
     for part in path:
-        named = {field.alias or name: field for name, field in model.model_fields.items()}
-        field = named.get(str(part))
+        named = [(f.alias or n, f) for each in models for n, f in each.model_fields.items()]
+        field = next((field for name, field in named if name == part), None)
         if field is None:
             continue
         expected = remedy_of(field)
-        model = next(_models_in(field.annotation), model)
-    return model, expected
+        models = list(_models_in(field.annotation)) or models
+    return [name for each in models for name in each.model_fields], expected
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -56,3 +56,5 @@ class RepetitionDetection(RequestPart):
 
 LOOPS = RepetitionDetection(max_pattern_size=128, min_count=32, min_tokens=1024)
 """Longer than what a text repeats for a reason, such as a table of zeros."""
+PICTURE_LOOPS = RepetitionDetection(max_pattern_size=512, min_count=4, min_tokens=1024)
+"""Of texts read from pictures, which repeat whole paragraphs and tables."""

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire.chat import Message
+from omlx_producer.wire.chat import MAX_PICTURE_BYTES, MAX_PICTURES, Message
 from omlx_producer.wire.embedding import MAX_TEXTS, EncodingFormat, require_fields_of_vectors
 from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
@@ -318,7 +318,7 @@ class GenerationRequest(RequestPart):
             raise InvalidRequest("prompt", "given beside messages", "give only one of the two")
         if self.messages is not None:
             characters = sum(message.characters for message in self.messages)
-            if characters == 0:
+            if characters == 0 and not self.pictures:
                 raise InvalidRequest("messages", "none has any text", "give at least one with text")
             if characters > MAX_PROMPT_CHARACTERS:
                 raise InvalidRequest(
@@ -337,6 +337,25 @@ class GenerationRequest(RequestPart):
                 raise InvalidRequest(
                     "logit_bias", f"got the key {key[:40]!r}", "give token ids as keys, as in '42'"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pictures(self) -> Self:
+        pictures = self.pictures
+        if len(pictures) > MAX_PICTURES:
+            raise InvalidRequest(
+                "messages", f"got {len(pictures)} pictures", f"give at most {MAX_PICTURES}"
+            )
+        if (size := sum(map(len, pictures.values()))) > MAX_PICTURE_BYTES:
+            raise InvalidRequest(
+                "messages",
+                f"got pictures of {size} bytes",
+                f"give at most {MAX_PICTURE_BYTES}, all of a request together",
+            )
+        if pictures and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs", "given with pictures, which have no scores", "leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -444,6 +463,15 @@ class GenerationRequest(RequestPart):
         """All that is read as text, in the order in which the model reads it."""
         parts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in self.texts]
         return "".join([*parts, *(message.text for message in self.messages or ())])
+
+    @property
+    def pictures(self) -> dict[str, bytes]:
+        """The files of its pictures, by their fields, in their order."""
+        return {
+            f"messages[{index}].{field}": data
+            for index, message in enumerate(self.messages or ())
+            for field, data in message.pictures.items()
+        }
 
     @property
     def choices(self) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.wire.openai_fields import counting
+from omlx_producer.wire.picture_url import REMEDY
 from omlx_producer.wire.request import GenerationRequest
 
 _STORED = ("nothing is stored here", "give all messages in input")
@@ -52,7 +53,7 @@ _ITEMS = {
     "function_call": frozenset({"type", "id", "call_id", "name", "arguments", "status"}),
     "function_call_output": frozenset({"type", "id", "call_id", "output", "status"}),
 }
-_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+_TEXTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 _SUMMARIES = ("summary", "generate_summary", "context")
 
 # Fields of chats, and the fields of responses that they are made of.
@@ -159,16 +160,26 @@ def _content(given: Any, place: str) -> Any:
     parts = []
     for index, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind not in _PARTS:
+        if kind == "input_image":
+            parts.append(_image(part, f"{place}[{index}]"))
+            continue
+        if not isinstance(kind, str) or kind not in _TEXTS:
             raise InvalidRequest(
                 f"{place}[{index}]",
                 f"got {shown(part)}",
-                'give text as {"type": "input_text", "text": "Hello"}, the only content that is '
-                "read",
+                'give {"type": "input_text", "text": "Hello"}, or a picture as '
+                '{"type": "input_image", "image_url": "data:image/png;base64,..."}',
             )
-        name = _PARTS[kind]
+        name = _TEXTS[kind]
         parts.append({"type": name, name: part.get(name)})
     return parts
+
+
+def _image(part: Mapping[str, Any], place: str) -> dict[str, Any]:
+    if part.get("file_id") is not None:
+        raise InvalidRequest(f"{place}.file_id", "no files are read", f"give image_url, {REMEDY}")
+    image = {"url": part.get("image_url"), "detail": part.get("detail")}
+    return {"type": "image_url", "image_url": image}
 
 
 def _texts(given: Any, place: str) -> list[str]:
@@ -211,7 +222,8 @@ def _nested(given: Any) -> Any:
 def _own_name(field: str, places: list[str]) -> str:
     """The field of a response's request that a field of its chat was made of."""
     if found := re.match(r"messages\[(\d+)\]", field):
-        return places[int(found[1])] + field[found.end() :]
+        inner = field[found.end() :].replace(".image_url.url", ".image_url")
+        return places[int(found[1])] + inner
     for name, own in _NAMES.items():
         if f"{field}.".startswith(f"{name}."):
             return own + field[len(name) :]

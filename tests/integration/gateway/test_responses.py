@@ -20,6 +20,7 @@ from omlx_producer.wire import events_key
 from omlx_producer.wire.answer import as_completion, response_of
 from omlx_producer.wire.responses import chat_fields
 from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.image_parts import grey, image, part_of, url_of
 from tests.helpers.waiting import fetch
 from tests.helpers.workers import ALIAS, wait_for
 
@@ -77,6 +78,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [TOOL]},
 }
 PLAIN = {"model": ALIAS, "input": "a"}
+PICTURE = {"type": "input_image", "image_url": url_of(grey())}
 # In the engine of the tests, prompt and seed say whether a text ends before its limit.
 CUT = {"max_output_tokens": 4, "seed": 1}
 
@@ -129,8 +131,20 @@ def test_every_field_of_a_response_reaches_the_chat_changes_nothing_or_is_refuse
             "input[0].content: got 5; give text",
         ),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0]: got {'type': 'input_image'}; give text as",
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            "input[0].content[0]: got {'type': 'input_file'}; give ",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{**PICTURE, "image_url": "http://a"}]}]},
+            "input[0].content[0].image_url: got 'http://a', and workers fetch nothing; give",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].content[0].file_id: no files are read; give image_url",
+        ),
+        (
+            {"input": [{"role": "assistant", "content": [PICTURE]}]},
+            "input[0].content[0].image_url: given in a message of the assistant; give",
         ),
         ({"input": [{"role": "user", "content": "a", "tool": 1}]}, "input[0].tool: unknown field"),
         ({"instructions": 5}, "instructions: got 5; give text"),
@@ -155,6 +169,12 @@ def test_a_mistake_is_named_as_the_request_names_it(fields: dict[str, Any], sent
     with pytest.raises(InvalidRequest) as caught:
         wire(**fields)
     assert str(caught.value).startswith(sentence)
+
+
+def test_a_picture_of_a_response_is_one_of_its_chat() -> None:
+    text = {"type": "input_text", "text": "a"}
+    asked = wire(input=[{"role": "user", "content": [text, PICTURE | {"detail": "high"}]}])
+    assert asked["messages"][0]["content"] == [part_of("a"), image()]
 
 
 def test_the_output_of_a_response_goes_on_as_input_with_the_outputs_of_its_calls() -> None:

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from omlx_producer import InvalidRequest
-from omlx_producer.wire import GenerationRequest, Message, TextPart
+from omlx_producer.wire import GenerationRequest, ImagePart, Message, TextPart
+from omlx_producer.wire.chat import ImageUrl
 from omlx_producer.wire.openai_fields import (
     IGNORED,
+    IGNORED_IN_IMAGES,
     IGNORED_IN_MESSAGES,
     IGNORED_IN_PARTS,
     REFUSED,
     REFUSED_IN_MESSAGES,
     ignored_fields,
 )
+from tests.helpers.image_parts import image
 
 OK = {"model": "demo", "prompt": "x"}
 SERVED = {*GenerationRequest.model_fields, "max_tokens"}
@@ -61,6 +64,9 @@ def test_every_field_of_a_message_of_openai_is_served_ignored_or_refused() -> No
     assert names(chat.ChatCompletionContentPartTextParam) == (
         set(TextPart.model_fields) | IGNORED_IN_PARTS
     )
+    picture = typing.get_type_hints(chat.ChatCompletionContentPartImageParam)
+    assert set(picture) == set(ImagePart.model_fields) | IGNORED_IN_PARTS
+    assert names(picture["image_url"]) == set(ImageUrl.model_fields) | IGNORED_IN_IMAGES
 
 
 @pytest.mark.parametrize("field", sorted(IGNORED))
@@ -100,6 +106,13 @@ def test_a_field_that_is_null_counts_as_not_given() -> None:
 def test_ignored_fields_are_those_that_are_given() -> None:
     given = OK | {"user": "a", "store": None, "seed": 1, "metadata": {}}
     assert ignored_fields(given) == ["user", "metadata"]
+
+
+def test_the_detail_of_a_picture_is_ignored_and_told() -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": [image(detail="low")]}]}
+    assert ignored_fields(chat) == ["image_url.detail"]
+    assert wire(chat) == wire({**chat, "messages": [{"role": "user", "content": [image()]}]})
+    assert ignored_fields({"messages": [5, {"content": [image(detail=None), 5]}]}) == []
 
 
 def test_a_turn_of_the_assistant_may_have_no_content() -> None:

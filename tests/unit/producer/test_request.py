@@ -102,12 +102,8 @@ BAD: list[tuple[Any, str]] = [
         "messages[0].function_call: no longer OpenAI's; give tool_calls instead",
     ),
     (
-        message(content=[{"type": "image_url", "image_url": {"url": "http://a"}}]),
-        "messages[0].content[0].type: got 'image_url'; give \"text\", the only one that is served",
-    ),
-    (
-        message(content=[{"type": "image_url", "text": "a"}]),
-        "messages[0].content[0].type: got 'image_url'; give \"text\", the only one that is served",
+        message(content=[{"type": "image", "text": "a"}]),
+        'messages[0].content[0].type: got \'image\'; give "text" or "image_url"',
     ),
     (
         message(content=[{"type": "text"}]),

@@ -17,6 +17,7 @@ from rq.job import Job
 from omlx_producer.errors import unquoted
 from omlx_producer.wire import (
     LOOPS,
+    PICTURE_LOOPS,
     End,
     GenerationRequest,
     InvalidRequest,
@@ -102,7 +103,8 @@ class Intake:
             rows = self._within_memory(rows)
             free = request.constraint is None and request.calling is None
             if claim.row and free and request.repetition_detection is None:
-                rows = [replace(row, repetition=LOOPS) for row in rows]
+                loops = PICTURE_LOOPS if request.pictures else LOOPS
+                rows = [replace(row, repetition=loops) for row in rows]
         sizes = _sizes(rows)
         if objection := self._objection(sizes):
             return End.refusing(objection)

@@ -19,7 +19,7 @@ Run = Callable[..., Result]
 def run(redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Run:
     """omlx-submit on the session's server, where one model is known."""
     monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
-    announce(connection, ALIAS)
+    announce(connection, ALIAS, picture_tokens=1)
     return lambda *args, **options: CliRunner().invoke(
         cli, args, prog_name="omlx-submit", **options
     )

@@ -43,6 +43,7 @@ from tests.helpers.bulk_runs import (
 )
 from tests.helpers.fake_engine import GOES_ROUND, FakeEngine
 from tests.helpers.fake_worker import announce, sign_on
+from tests.helpers.image_parts import image, part_of
 from tests.helpers.workers import ALIAS, running_worker
 from tests.integration.producer.bulk.conftest import Run
 
@@ -876,6 +877,11 @@ def test_a_row_without_a_limit_ends_where_it_repeats_itself(run: Run, tmp_path: 
     tools = [{"type": "function", "function": {"name": "give"}}]
     chat = {"model": ALIAS, "messages": [{"role": "user", "content": GOES_ROUND}], "tools": tools}
     rows.append(batch_line("calls") | {"url": "/v1/chat/completions", "body": chat})
+    chat = {
+        "model": ALIAS,
+        "messages": [{"role": "user", "content": [image(), part_of(GOES_ROUND)]}],
+    }
+    rows.append(batch_line("scan") | {"url": "/v1/chat/completions", "body": chat})
     rows.append(batch_line("other", max_tokens=None))
     write_jsonl(tmp_path / "rows.jsonl", rows)
 
@@ -889,11 +895,12 @@ def test_a_row_without_a_limit_ends_where_it_repeats_itself(run: Run, tmp_path: 
         "off": "length",
         "held": "length",
         "calls": "length",
+        "scan": "repetition",
         "other": "",
     }
     assert bodies["free"]["usage"]["completion_tokens"] == 1024
     summary = json.loads(done.stderr.splitlines()[-1])
-    assert (summary["ok"], summary["cut_by_repetition"]) == (6, 1)
+    assert (summary["ok"], summary["cut_by_repetition"]) == (7, 2)
 
 
 @pytest.mark.usefixtures("worker")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from omlx_producer.wire import MODELS_KEY
 from tests.helpers.bulk_runs import batch_line, jobs_in_redis, write_jsonl, write_rows
+from tests.helpers.fake_worker import announce
+from tests.helpers.image_parts import image, part_of
 from tests.helpers.redis_server import free_port
+from tests.helpers.workers import ALIAS
 from tests.integration.producer.bulk.conftest import Run
 
 
@@ -30,12 +34,35 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
         "bad": {"duplicate_custom_id": 1, "unparsable": 1},
         "prompt_tokens": 2,
         "prompt_tokens_exact": False,
+        "pictures": 0,
+        "picture_tokens": 1,
         "most_completion_tokens": 5,
         "ignored_fields": {},
     }
     assert "line 2: the id 'a' was given at line 1 already" in done.stderr
     assert jobs_in_redis(connection) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_dry_run_tells_pictures_and_their_tokens(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    def line(name: str, *content: Any) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": [*content]}]}
+        return batch_line(name) | {"url": "/v1/chat/completions", "body": body}
+
+    linked = {"type": "image_url", "image_url": {"url": "scans/a.png"}}
+    rows = [line("a", part_of("x" * 8), image(detail="low"), image()), line("b", linked)]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    announce(connection, ALIAS, picture_tokens=64)
+    done = run("run", "rows.jsonl", "--dry-run")
+    found = json.loads(done.stdout)
+    assert (found["pictures"], found["picture_tokens"]) == (2, 64)
+    assert (found["prompt_tokens"], found["prompt_tokens_exact"]) == (2, False)
+    assert found["ignored_fields"] == {"image_url.detail": 1}
+    assert done.stderr.startswith(
+        "line 2, id 'b': messages[0].content[0].image_url.url: got 'scans/a.png', and workers"
+    )
 
 
 def test_lines_that_are_no_requests_are_told_what_they_lack(run: Run, tmp_path: Path) -> None:

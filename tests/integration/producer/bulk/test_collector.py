@@ -47,7 +47,7 @@ def keys_of_run(connection: redis.Redis) -> list[str]:
 def test_rows_of_long_prompts_wait_for_room(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omlx_producer.bulk.collector.WINDOW_CHARACTERS", 30)
+    monkeypatch.setattr("omlx_producer.bulk.collector.WINDOW_SIZE", 30)
     collector = Collector(connection, RUN, rows(20), Kept(), window=100)
     for _ in range(3):
         collector.turn(0.01)

@@ -20,7 +20,7 @@ from omlx_producer.wire import (
     InvalidRequest,
     ModelInfo,
 )
-from omlx_producer.wire.embedding import require_kind
+from omlx_producer.wire.kind import require_kind
 from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.decision import branches
@@ -96,7 +96,7 @@ class Prompter:
             InvalidRequest: if this model can never serve it.
             TimeoutError: see `Grammars.compile`.
         """
-        require_kind(request.reads, request.model, self._info)
+        require_kind(request, self._info)
         if request.input is not None:
             return self._read_rows(request, job_id)
         text = None if request.messages is None else self._rendered(request)
