@@ -23,8 +23,8 @@ from omlx_producer.wire import (
     ModelInfo,
     PromptLogprob,
     RepetitionDetection,
+    require_kind,
 )
-from omlx_producer.wire.kind import require_kind
 from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.emission import Emission, Said
 from omlx_worker.engine.rows.interface import Delays

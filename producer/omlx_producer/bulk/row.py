@@ -33,7 +33,7 @@ CANCELLED = "cancelled"
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 # A field that holds a prompt.
-_PROMPT = re.compile(r"messages(\[\d+\]\.content.*)?|prompt|input")
+_PROMPT = re.compile(r"messages(\[\d+\].*)?|prompt|input")
 
 
 @dataclass(frozen=True, slots=True)

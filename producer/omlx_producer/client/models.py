@@ -13,8 +13,7 @@ from redis.utils import str_if_bytes
 
 from omlx_producer.client.workers import read_workers
 from omlx_producer.errors import InvalidRequest, ModelNotFound
-from omlx_producer.wire import MODELS_KEY, GenerationRequest, ModelInfo
-from omlx_producer.wire.kind import require_kind
+from omlx_producer.wire import MODELS_KEY, GenerationRequest, ModelInfo, require_kind
 
 Fields = GenerationRequest | Mapping[str, Any]
 

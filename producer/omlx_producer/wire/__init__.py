@@ -90,6 +90,7 @@ from omlx_producer.wire.keys import (
     wake_channel,
     workers_key,
 )
+from omlx_producer.wire.kind import require_kind
 from omlx_producer.wire.markup import Markup
 from omlx_producer.wire.picture_url import PictureUrl
 from omlx_producer.wire.remedy import Remedy
@@ -176,6 +177,7 @@ __all__ = [
     "parse_event",
     "queue_name",
     "read_queue_name",
+    "require_kind",
     "row_job_id",
     "seconds_of",
     "text_fields",

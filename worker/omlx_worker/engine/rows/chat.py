@@ -30,6 +30,7 @@ class Chat:
     Args:
         model: its name, for errors.
         encode: turns what a template has written into tokens; by default the tokenizer does.
+        picture: see `Template`.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Chat:
         tokenizer: TokenizerWrapper,
         model: str,
         encode: Callable[[str], list[int]] | None = None,
+        picture: str = "",
     ) -> None:
         self._tokenizer = tokenizer
-        self._template = Template(tokenizer, model)
+        self._template = Template(tokenizer, model, picture)
         self.encode = encode or partial(tokenizer.encode, add_special_tokens=False)
         self._model = model
         self._form = form_of(tokenizer)

@@ -1,10 +1,15 @@
-"""Turns texts into prompts. A text that cannot fit the context is refused before it costs much."""
+"""Turns texts and pictures into prompts. A text that cannot fit the context is refused before it
+costs much."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.wire import InvalidRequest, ModelInfo
+from omlx_producer.wire import GenerationRequest, InvalidRequest, ModelInfo
+from omlx_worker.engine.rows.picture import Picture, Sight
+from omlx_worker.engine.rows.picture_file import BadPicture, size_of
 
 PIECE = 2**16
 """Characters whose tokens are counted at once."""
@@ -18,11 +23,19 @@ whole."""
 
 
 class Encoder:
-    """Encodes the prompts of one model. Safe to call from any one thread at a time."""
+    """Encodes the prompts of one model. Safe to call from any one thread at a time.
 
-    def __init__(self, tokenizer: TokenizerWrapper, info: ModelInfo) -> None:
+    Attributes:
+        picture: the text of the token that stands for a picture; "" without a sight.
+    """
+
+    def __init__(
+        self, tokenizer: TokenizerWrapper, info: ModelInfo, sight: Sight | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._info = info
+        self._sight = sight
+        self.picture: str = tokenizer.decode([sight.token]) if sight else ""
 
     def encode(self, field: str, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The tokens of a text, in time and memory that the context limits.
@@ -36,6 +49,56 @@ class Encoder:
             self._require_tokens(field, text)
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return tokens
+
+    def require_no_picture(self, request: GenerationRequest) -> None:
+        """Refuse texts that hold what stands for a picture.
+
+        Raises:
+            InvalidRequest: names the message, or what else the template writes.
+        """
+        messages = {f"messages[{n}]": each for n, each in enumerate(request.messages or ())}
+        beside = {name: getattr(request, name) for name in ("tools", "chat_template_kwargs")}
+        for field, value in (messages | beside).items():
+            # The form for people has all texts, and no picture.
+            if self.picture in repr(value):
+                raise self._literal(field)
+
+    def _literal(self, field: str) -> InvalidRequest:
+        return InvalidRequest(
+            field,
+            f"a text has {self.picture}, which stands for a picture of {self._info.model}",
+            "leave it out",
+        )
+
+    def with_pictures(
+        self, prompt: list[int], files: Mapping[str, bytes]
+    ) -> tuple[list[int], tuple[Picture, ...]]:
+        """A prompt with a token for each vector of its pictures, and the pictures.
+
+        Args:
+            prompt: with one token for each picture.
+            files: by their fields, in the order of the prompt.
+
+        Raises:
+            InvalidRequest: for a picture that cannot be looked at, or a token too many.
+        """
+        sight = self._sight
+        if not files or sight is None:
+            return prompt, ()
+        if prompt.count(sight.token) != len(files):
+            raise self._literal("messages")
+        wide, pictures, read = list[int](), list[Picture](), 0
+        for field, data in files.items():
+            try:
+                rows, columns = sight.grid(*size_of(data))
+            except BadPicture as error:
+                raise InvalidRequest(field, str(error)) from None
+            place = prompt.index(sight.token, read)
+            wide += [*prompt[read:place], *sight.around[0]]
+            pictures.append(Picture(len(wide), rows, columns, data, sight.spatial))
+            wide += [*[sight.token] * pictures[-1].count, *sight.around[1]]
+            read = place + 1
+        return wide + prompt[read:], tuple(pictures)
 
     def require_characters(self, field: str, characters: int) -> None:
         """Refuse texts that are too long even if all tokens were the longest.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -19,12 +20,13 @@ from omlx_producer.wire import (
     GenerationRequest,
     InvalidRequest,
     ModelInfo,
+    require_kind,
 )
-from omlx_producer.wire.kind import require_kind
 from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.decision import branches
 from omlx_worker.engine.rows.encoding import Encoder
+from omlx_worker.engine.rows.picture import Sight
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.result import require_short, require_short_vectors
 from omlx_worker.engine.rows.thinking import Thinking
@@ -63,6 +65,7 @@ class Prompter:
         chat_tokens: of a chat that sets no limit, at most.
         thinking_budget: of a chat that sets none; None for no limit.
         whole: see `RowRequest`.
+        sight: how the model takes pictures; None if it takes none.
     """
 
     def __init__(
@@ -76,10 +79,12 @@ class Prompter:
         chat_tokens: int = DEFAULT_CHAT_TOKENS,
         thinking_budget: int | None = None,
         whole: bool = False,
+        sight: Sight | None = None,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
-        self._encoder = Encoder(self._tokenizer, info)
-        self._chat = Chat(self._tokenizer, info.model, partial(self._encoder.encode, "messages"))
+        self._encoder = encoder = Encoder(self._tokenizer, info, sight)
+        encode = partial(encoder.encode, "messages")
+        self._chat = Chat(self._tokenizer, info.model, encode, encoder.picture)
         self._info = info
         self._vocabulary = vocabulary
         self._defaults = defaults
@@ -100,18 +105,29 @@ class Prompter:
         if request.input is not None:
             return self._read_rows(request, job_id)
         text = None if request.messages is None else self._rendered(request)
-        prompt = self._encode(request, text)
+        prompt, pictures = self._encoder.with_pictures(
+            self._encode(request, text), request.pictures
+        )
         room = self._info.context_length - len(prompt)
         if room < (request.max_completion_tokens != 0):
-            field = "messages" if request.messages else "prompt"
-            raise self._encoder.too_long(field, f"{len(prompt)} tokens")
+            vectors = sum(picture.count for picture in pictures)
+            of_pictures = f", {vectors} of them of pictures," if pictures else ""
+            raise self._encoder.too_long(request.reads, f"{len(prompt)} tokens{of_pictures}")
         self._check_token_ids("logit_bias", request.logit_bias or {})
         self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
         stop_tokens = frozenset(request.stop_token_ids or ())
         reply, constraint, thinking = None, request.constraint, None
-        marks: tuple[int, ...] = ()
+        base = RowRequest(
+            job_id,
+            prompt,
+            0,
+            Sampling(),
+            cache=request.cache,
+            salt=request.cache_salt,
+            pictures=pictures,
+        )
         if text is not None:
-            marks = (self._chat.shared(request, prompt),)
+            base = replace(base, marks=(self._chat.shared(request, prompt),))
             reply = self._chat.reply(request, text)
             constraint = self._chat.constraint(request, reply)
             thinking = self._chat.thinking(request, reply, self._budget(request))
@@ -126,15 +142,15 @@ class Prompter:
         grammar = self._grammar(request, constraint, field)
         if constraint and request.probabilities:
             begins = self._chat.answer_begins(reply)
-            return self._deciding(request, job_id, prompt, begins, marks)
+            return self._deciding(request, base, begins)
         loops = request.repetition_detection
         most = request.max_completion_tokens
         scored = request.scored_alternatives
         echo = self._text_of(request, prompt) if request.echo else None
         rows = [
-            RowRequest(
+            replace(
+                base,
                 row_id=f"{job_id}:{choice}",
-                prompt=prompt,
                 max_tokens=min(default if most is None else most, room),
                 sampling=self._sampling(request, _seed(request.seed, job_id, choice), thinking),
                 stop_strings=tuple(request.stop_strings),
@@ -143,9 +159,6 @@ class Prompter:
                 reply=reply,
                 trims=request.messages is not None and grammar is None,
                 depth=request.draft_depth if request.draft else 0,
-                cache=request.cache,
-                salt=request.cache_salt,
-                marks=marks,
                 grammar=grammar,
                 grammar_field=field,
                 prompt_logprobs=None if choice else scored,
@@ -190,16 +203,12 @@ class Prompter:
         return rows
 
     def _deciding(
-        self,
-        request: GenerationRequest,
-        job_id: str,
-        prompt: list[int],
-        begins: list[int] | None,
-        marks: tuple[int, ...],
+        self, request: GenerationRequest, base: RowRequest, begins: list[int] | None
     ) -> list[RowRequest]:
         """The rows that read the choices of a decision after its prompt.
 
         Args:
+            base: what they have in common.
             begins: see `Chat.answer_begins`.
         """
         if begins is None:
@@ -208,18 +217,14 @@ class Prompter:
                 f"the prompt opens the thinking of {self._info.model}, which comes before a choice",
                 'give reasoning_effort: "none" too',
             )
-        prompt = [*prompt, *begins]
+        prompt = [*base.prompt, *begins]
         assert self._grammars  # the choices have compiled
         spelled = {text: self._grammars.spelled(text) for text in request.choices}
         rows = [
-            RowRequest(
-                row_id=f"{job_id}:{number}",
+            replace(
+                base,
+                row_id=f"{base.row_id}:{number}",
                 prompt=[*prompt, *tokens],
-                max_tokens=0,
-                sampling=Sampling(),
-                cache=request.cache,
-                salt=request.cache_salt,
-                marks=marks,
                 prompt_logprobs=0,
                 targets=targets,
             )
@@ -258,6 +263,8 @@ class Prompter:
     def _rendered(self, request: GenerationRequest) -> str:
         characters = sum(len(message.text) for message in request.messages or ())
         self._encoder.require_characters("messages", characters)
+        if request.pictures:
+            self._encoder.require_no_picture(request)
         return self._chat.text(request)
 
     def _encode(self, request: GenerationRequest, text: str | None) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from jinja2 import TemplateError, meta, nodes
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from omlx_producer.wire import GenerationRequest, InvalidRequest, Message
+from omlx_producer.wire import GenerationRequest, InvalidRequest, Message, TextPart
 
 _VISIBLE = frozenset({"tools", "documents"})
 """Arguments of transformers' `apply_chat_template` that templates see."""
@@ -36,6 +36,10 @@ LEADING = ("system", "developer")
 _MARK = "=text]"
 """Ends a text that stands for another one; its number begins it."""
 
+_PICTURE = {"type": "image"}
+
+_Parts = list[dict[str, str]]
+_Content = str | _Parts
 _Chat = list[dict[str, Any]]
 
 
@@ -51,17 +55,19 @@ class Template:
     """The chat template of one model.
 
     A template's own defaults hold unless a request says otherwise. A template that refuses a chat,
-    or leaves out what its system or user says, gets the same chat in another form: texts as lists
-    of parts, turns of the user joined, system messages joined or put before the first text of the
-    user, a call a message.
+    or leaves out what its system or user says or shows, gets the same chat in another form: texts
+    as lists of parts, turns of the user joined, system messages joined or put before the first text
+    of the user, a call a message.
 
     Args:
         model: its name, for errors.
+        picture: what the template writes for one; "" if the model takes none.
     """
 
-    def __init__(self, tokenizer: TokenizerWrapper, model: str) -> None:
+    def __init__(self, tokenizer: TokenizerWrapper, model: str, picture: str = "") -> None:
         self._tokenizer = tokenizer
         self._model = model
+        self._picture = picture
         arguments = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
         self._reserved = arguments.keys() - _VISIBLE - _SWITCHES.keys()
         # A tokenizer with a renderer of its own has its switches in its signature.
@@ -94,8 +100,8 @@ class Template:
         # The template begins the answer unasked, or writes a message in another way at the end.
         if chat[-1].get("tool_calls"):
             return ""
-        marked = self._write(_marked(chat), arguments, begin_answer=True)
-        for written, said in ((marked, _MARK), (text, _said(chat[-1]))):
+        marked = self._write(_marked(chat, end=True), arguments, begin_answer=True)
+        for written, said in ((marked, _MARK), (text, _said(chat[-1])[-1])):
             _, found, tail = written.rpartition(said or _MARK)
             if found and text.endswith(tail):
                 return tail
@@ -130,22 +136,32 @@ class Template:
                 return chat, text
             refusal = refusal or InvalidRequest(
                 "messages",
-                f"the chat template of {self._model} does not take them: "
-                f"it leaves out what the {lost} says",
+                f"the chat template of {self._model} does not take them: it leaves out {lost}",
             )
         assert refusal is not None
         raise refusal
 
     def _lost(self, chat: _Chat, arguments: dict[str, Any], text: str) -> str | None:
-        """The role of a message that the template has left out; None if it has written all."""
+        """What the template has left out; None if it has written all."""
+        shown = sum(part == _PICTURE for message in chat for part in _parts(message["content"]))
+        if shown and text.count(self._picture) < shown:
+            return "a picture"
         told = [message for message in chat if message["role"] in (*LEADING, "user")]
         told += [message for message in chat[-1:] if message["role"] == "tool"]
-        if all(_said(message) in text for message in told):
+        if all(said in text for message in told for said in _said(message)):
             return None
         # Some templates take words such as "/no_think" out of the texts: try with others.
-        written = self._write(_marked(chat), arguments, begin_answer=True)
-        marks = {id(message): f"[{index}{_MARK}" for index, message in enumerate(chat)}
-        return next((m["role"] for m in told if marks[id(m)] not in written), None)
+        others = _marked(chat)
+        written = self._write(others, arguments, begin_answer=True)
+        marks = {id(message): _said(other) for message, other in zip(chat, others, strict=True)}
+        return next(
+            (
+                f"what the {message['role']} says"
+                for message in told
+                if not all(mark in written for mark in marks[id(message)])
+            ),
+            None,
+        )
 
     def _write(self, chat: _Chat, arguments: dict[str, Any], *, begin_answer: bool) -> str:
         # mlx-lm's wrapper would switch the thinking as its vocabulary looks: go past it.
@@ -225,7 +241,13 @@ def _read(template: str) -> _Source:
 
 def _for_template(message: Message) -> dict[str, Any]:
     """A message as chat templates take it; the arguments of calls are objects in it."""
-    written: dict[str, Any] = {"role": message.role, "content": message.text}
+    content: _Content = message.text
+    if message.pictures:
+        shown: list[_Content] = [
+            part.text if isinstance(part, TextPart) else [_PICTURE] for part in message.content
+        ]
+        content = _joint(shown)
+    written: dict[str, Any] = {"role": message.role, "content": content}
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             written[name] = value
@@ -293,7 +315,8 @@ def _without_system(messages: _Chat) -> _Chat:
     first = next((index for index, m in enumerate(others) if m["role"] == "user"), None)
     if not (texts := _of_system(messages)) or first is None:
         return messages
-    others[first] = _saying(others[first], f"{texts}\n\n{others[first]['content']}")
+    content = _joint([texts, others[first]["content"]], "\n\n")
+    others[first] = others[first] | {"content": content}
     return others
 
 
@@ -303,8 +326,8 @@ def _joined(messages: _Chat) -> _Chat:
     for role, run in groupby(messages, key=lambda message: message["role"]):
         group = list(run)
         if role == "user":
-            text = "\n\n".join(message["content"] for message in group)
-            group = [_saying(group[0], text)]
+            content = _joint([message["content"] for message in group], "\n\n")
+            group = [group[0] | {"content": content}]
         chat += group
     return chat
 
@@ -317,22 +340,55 @@ def _others(messages: _Chat) -> _Chat:
     return [message for message in messages if message["role"] not in LEADING]
 
 
+def _joint(contents: Iterable[_Content], between: str = "") -> _Content:
+    """Contents in one: a text, or with pictures the parts, of which no two neighbours are texts."""
+    joint: _Parts = []
+    for index, content in enumerate(contents):
+        for part in [_text_part(between), *_parts(content)] if index else _parts(content):
+            if joint and "text" in joint[-1] and "text" in part:
+                part = _text_part(joint.pop()["text"] + part["text"])
+            if part.get("text") != "":
+                joint.append(part)
+    if any(part == _PICTURE for part in joint):
+        return joint
+    return "".join(part["text"] for part in joint)
+
+
+def _parts(content: _Content) -> _Parts:
+    return [_text_part(content)] if isinstance(content, str) else content
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    return message | {"content": [{"type": "text", "text": message["content"]}]}
+    return message | {"content": _parts(message["content"])}
 
 
-def _marked(chat: _Chat) -> _Chat:
-    return [_saying(message, f"[{index}{_MARK}") for index, message in enumerate(chat)]
+def _marked(chat: _Chat, *, end: bool = False) -> _Chat:
+    """A chat with other texts, each of its own.
+
+    Args:
+        end: let the last message end with one, also where a picture ends it.
+    """
+    marked = []
+    for index, message in enumerate(chat):
+        content: _Content = f"[{index}{_MARK}"
+        if not isinstance(message["content"], str):
+            content = [
+                _text_part(f"[{index}.{place}{_MARK}") if "text" in part else part
+                for place, part in enumerate(message["content"])
+            ]
+            if end and content[-1] == _PICTURE:
+                content.append(_text_part(f"[{index}{_MARK}"))
+        marked.append(message | {"content": content})
+    return marked
 
 
-def _said(message: dict[str, Any]) -> str:
-    content = message["content"]
-    return str(content if isinstance(content, str) else content[0]["text"]).strip()
-
-
-def _saying(message: dict[str, Any], text: str) -> dict[str, Any]:
-    other = message | {"content": text}
-    return other if isinstance(message["content"], str) else _in_parts(other)
+def _said(message: dict[str, Any]) -> list[str]:
+    """The texts of a message; "" in place of a picture."""
+    return [part.get("text", "").strip() for part in _parts(message["content"])]
 
 
 def _on_one_line(text: object) -> str:
