@@ -23,6 +23,7 @@ from omlx_producer.client.cancel import cancel_job
 from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP, GOES_ROUND
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.gateway import running_gateway
+from tests.helpers.image_parts import grey, image, part_of, url_of
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import (
     ALIAS,
@@ -35,6 +36,7 @@ from tests.helpers.workers import (
 )
 
 CHAT: list[Any] = [{"role": "user", "content": "Reverse a list."}]
+LINKED = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
 
 
 @pytest.fixture
@@ -144,12 +146,45 @@ def test_tools_are_called(client: OpenAI) -> None:
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_picture_is_seen_in_a_chat_in_a_response_and_in_a_batch(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": ALIAS, "seed": 1}
+
+    def chat(data: bytes) -> Any:
+        return {**asked, "messages": [{"role": "user", "content": [part_of("a"), image(data)]}]}
+
+    one, other = (
+        client.chat.completions.create(**chat(grey(shade=shade))).choices[0].message.content
+        for shade in (1, 2)
+    )
+    assert one != other
+    parts: Any = [{"type": "input_text", "text": "a"}]
+    parts.append({"type": "input_image", "detail": "auto", "image_url": url_of(grey(shade=1))})
+    messages: Any = [{"role": "user", "content": parts}]
+    response = client.responses.create(model=ALIAS, input=messages, extra_body={"seed": 1})
+    assert response.output_text == one
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+    lines = json.dumps(row | {"body": chat(grey(shade=1))}).encode()
+    file = client.files.create(file=("rows.jsonl", lines), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+    output = client.files.content(client.batches.retrieve(batch.id).output_file_id or "").json()
+    assert output["response"]["body"]["choices"][0]["message"]["content"] == one
+
+
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize(
     ("fields", "status_code", "param"),
     [
         ({"temperature": 9}, 400, "temperature"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [1] * 200_000}]}, 400, "request"),
+        (
+            {"messages": [{"role": "user", "content": [LINKED]}]},
+            400,
+            "messages[0].content[0].image_url.url",
+        ),
         ({"unheard_of": 1}, 400, "unheard_of"),
         ({"prompt": "x"}, 400, "prompt"),
         ({"messages": None}, 400, "messages"),
