@@ -38,7 +38,7 @@ from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
 from omlx_worker.engine.loading.tokenizer import markers_of, read_tokenizer
-from omlx_worker.engine.loading.towers import Tower, read_tower
+from omlx_worker.engine.loading.towers import Sight, Tower, read_sight, read_tower
 from omlx_worker.engine.models.mtp import MTPHead, with_head
 from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -140,7 +140,7 @@ def load_engine(
     )
     if drafter == HEAD and not decoder.max_depth:
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
-    info = _info(model, path, config, tokenizer, embedder, decoder.max_depth)
+    info = _info(model, path, config, tokenizer, embedder, tower, decoder.max_depth)
     defaults = _defaults(path)
     vocabulary = decoder.vocabulary  # the config may tell of fewer
     grammars = None if embedder else Grammars(tokenizer, vocabulary)
@@ -154,6 +154,7 @@ def load_engine(
             chat_tokens=chat_tokens,
             thinking_budget=thinking_budget,
             whole=bool(embedder and embedder.both_ways),
+            sight=tower,
         )
         for _ in range(PREPARED_AT_ONCE)
     )
@@ -186,7 +187,7 @@ def describe(model: str) -> ModelInfo:
         config = load_config(path)
         tokenizer = read_tokenizer(path, config)
         embedder = read_embedder(path, config) if embeds(path) else None
-        info = _info(model, path, config, tokenizer, embedder)
+        info = _info(model, path, config, tokenizer, embedder, read_sight(path, config, None))
     except _UNUSABLE as error:
         raise _unusable("--model", path, error) from None
     return info if checkpoint.has_weights else info.model_copy(update={"system_fingerprint": None})
@@ -198,6 +199,7 @@ def _info(
     config: Mapping[str, Any],
     tokenizer: TokenizerWrapper,
     embedder: Embedder | None,
+    sight: Sight | None,
     draft_depth: int | None = None,
 ) -> ModelInfo:
     return ModelInfo(
@@ -209,6 +211,7 @@ def _info(
         chat_template=tokenizer.has_chat_template,
         vector_size=embedder.size if embedder else 0,
         markers=markers_of(tokenizer),
+        picture_tokens=sight.most if sight else 0,
     )
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from omlx_producer.errors import one_line
 from omlx_worker.engine.loading.checkpoint import WEIGHTS
 from omlx_worker.engine.rows.interface import ModelError
-from omlx_worker.engine.rows.picture import Sight
+from omlx_worker.engine.rows.picture import Sight as Sight
 from omlx_worker.engine.towers.qwen3_vl import Qwen3VLSight, Qwen3VLTower
 from omlx_worker.engine.towers.tower import Tower as Tower
 
