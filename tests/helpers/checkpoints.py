@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.convert import convert
-from mlx_lm.models import llama
+from mlx_lm.models import llama, qwen3_vl
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer, quantize_model, save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -75,6 +75,23 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 257,
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
+}
+
+
+QWEN_VL_TEXT: dict[str, Any] = {
+    "model_type": "qwen3_vl_text",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 257,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "rope_theta": 10_000.0,
+    "rope_scaling": {"type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
 }
 
 
@@ -248,6 +265,22 @@ def write_llama(path: Path, seed: int = 0, **config: Any) -> Path:
     mx.random.seed(seed)
     config = LLAMA | config
     return _write(path, llama.Model(llama.ModelArgs.from_dict(config)), config)
+
+
+def write_qwen_vl(path: Path, seed: int = 0, **text: Any) -> Path:
+    """The text model of a Qwen3-VL, with Hugging Face's names."""
+    path.mkdir(parents=True, exist_ok=True)
+    mx.random.seed(seed)
+    config = {"model_type": "qwen3_vl", "text_config": QWEN_VL_TEXT | text}
+    model = qwen3_vl.Model(qwen3_vl.ModelArgs.from_dict(config))
+    weights = {
+        name.replace("language_model.model.", "model.language_model."): value
+        for name, value in _scaled(model.parameters(), 3.0)
+    }
+    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    write_tokenizer(path)
+    return path
 
 
 EMBEDDING: dict[str, dict[str, Any]] = {

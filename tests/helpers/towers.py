@@ -34,7 +34,8 @@ QWEN_PICTURES: dict[str, Any] = {
     "image_std": [0.5, 0.25, 0.3],
 }
 """Between 4 and 64 vectors a picture."""
-SECTIONS = {"qwen3_5": [2, 1, 1], "qwen3_vl": [4, 2, 2]}
+QWEN_TOKENS = {"image_token_id": 200, "video_token_id": 300, "vision_start_token_id": 202}
+_ROPE: dict[str, Any] = {"type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 
 
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -84,7 +85,7 @@ def qwen_weights(deep: int, out: int = 64, seed: int = 0) -> dict[str, mx.array]
 
 
 def add_qwen_tower(
-    path: Path, deep: int = 0, *, token: int = 200, prefix: str = "model.visual.", **vision: Any
+    path: Path, deep: int = 0, *, prefix: str = "model.visual.", **vision: Any
 ) -> Path:
     """Give a checkpoint of a Qwen a tower.
 
@@ -92,7 +93,6 @@ def add_qwen_tower(
         path: from `tests.helpers.checkpoints`, or an empty folder, which becomes one without a text
             model.
         deep: layers of the text model that take features of their own.
-        token: where vectors stand.
         prefix: of its tensors' names.
     """
     file = path / "config.json"
@@ -105,9 +105,10 @@ def add_qwen_tower(
     vision |= {"model_type": config["model_type"]}
     vision["out_hidden_size"] = text.get("hidden_size", vision["out_hidden_size"])
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    sections = SECTIONS["qwen3_vl" if deep else "qwen3_5"]
-    text["rope_parameters"] = {"mrope_section": sections, "rope_type": "default"} | rope
-    config |= {"vision_config": vision, "image_token_id": token}
+    if not rope:
+        turn = {"rope_theta": 100_000, "partial_rotary_factor": 0.25}
+        text["rope_parameters"] = _ROPE | turn
+    config |= {"vision_config": vision} | QWEN_TOKENS
     file.write_text(json.dumps(config))
     weights = qwen_weights(deep, vision["out_hidden_size"])
     named = {f"{prefix}{name}": value for name, value in weights.items()}

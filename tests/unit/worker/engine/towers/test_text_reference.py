@@ -1,0 +1,114 @@
+"""A Qwen's texts after prompts with pictures are mlx-vlm's."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from PIL import Image
+
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.towers import read_tower
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.rows.picture import Picture
+from omlx_worker.engine.rows.request import RowRequest, Sampling
+from omlx_worker.engine.towers.tower import Tower
+from tests.helpers import towers
+from tests.helpers.checkpoints import write_qwen, write_qwen_vl
+from tests.helpers.decoding import Loaded, run
+
+if find_spec("mlx_vlm") is None:  # imported here, it would patch transformers
+    pytest.skip("mlx-vlm is the reference: pip install mlx-vlm", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(towers.__file__).with_name("mlx_vlm_greedy.py")
+TOKENS = 24
+START, IMAGE = towers.QWEN_TOKENS["vision_start_token_id"], towers.QWEN_TOKENS["image_token_id"]
+
+
+def words(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(200), k=count)
+
+
+A, B, C, D = (
+    towers.png(*size, seed=n) for n, size in enumerate([(96, 64), (64, 160), (200, 90), (64, 64)])
+)
+PROMPTS: dict[str, list[int | bytes]] = {
+    "none": [*words(20, 0)],
+    "before": [A, *words(9, 1)],
+    "between": [*words(5, 2), B, *words(7, 3)],
+    "after": [*words(5, 2), A, 7],
+    "two": [*words(4, 4), C, *words(3, 5), A, *words(4, 6)],
+    "other": [*words(5, 2), D, *words(7, 3)],
+    "five": [A, *words(2, 7), B, *words(2, 8), D, D, *words(2, 9), C, *words(6, 10)],
+}
+
+
+class Pair(NamedTuple):
+    """A model with its tower, and mlx-vlm's texts."""
+
+    loaded: Loaded
+    tower: Tower
+    texts: dict[str, list[int]]
+
+
+@pytest.fixture(scope="module", params=["Qwen3.5", "Qwen3-VL"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    path = tmp_path_factory.mktemp("model")
+    if request.param == "Qwen3.5":
+        towers.add_qwen_tower(write_qwen(path))
+    else:
+        towers.add_qwen_tower(write_qwen_vl(path), deep=2)
+    files = dict[bytes, str]()
+    for data in (A, B, C, D):
+        files[data] = str(path / f"{len(files)}.png")
+        Path(files[data]).write_bytes(data)
+    prompts = [
+        [files[part] if isinstance(part, bytes) else part for part in prompt]
+        for prompt in PROMPTS.values()
+    ]
+    command = [sys.executable, SCRIPT, path, str(TOKENS)]
+    done = subprocess.run(
+        command, input=json.dumps(prompts), text=True, check=True, stdout=subprocess.PIPE
+    )
+    loaded = Loaded.at(path)
+    tower = read_tower(path, loaded.config, None)
+    assert tower
+    return Pair(loaded, tower, dict(zip(PROMPTS, json.loads(done.stdout), strict=True)))
+
+
+def requests(tower: Tower) -> list[RowRequest]:
+    rows = []
+    for name, parts in PROMPTS.items():
+        prompt, pictures = list[int](), list[Picture]()
+        for part in parts:
+            if isinstance(part, bytes):
+                prompt.append(START)
+                grid = tower.grid(*Image.open(BytesIO(part)).size)
+                pictures.append(Picture(len(prompt), *grid, part, spatial=True))
+                prompt += [IMAGE] * pictures[-1].count
+            else:
+                prompt.append(part)
+        rows.append(
+            RowRequest(name, prompt, TOKENS, Sampling(temperature=0.0), pictures=tuple(pictures))
+        )
+    return rows
+
+
+@pytest.mark.parametrize(("depth", "lookup"), [(0, 0), (2, 4)])
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_rows_have_mlx_vlms_texts(pair: Pair, chunk: int, depth: int, lookup: int) -> None:
+    model = as_ragged(pair.loaded.network, drafts=depth > 0, tower=pair.tower)
+
+    found = run(RaggedDecoder(model, depth, lookup), requests(pair.tower), chunk=chunk)
+
+    assert found == pair.texts
+    assert pair.texts["other"] != pair.texts["between"], "the text depends on no picture"
