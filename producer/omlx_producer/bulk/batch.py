@@ -353,6 +353,9 @@ class Batch:
         instead, and the stored number of rows says whether it has worked.
         """
         end, now = count + len(entries), server_time(self.connection)
+        # Before the key is watched, since pictures may take longer than from one renewal of its
+        # expiry to the next, and each ends the watch.
+        packed = [_packed(str(number), row, now) for number, row in entries]
         while True:
             with self.connection.pipeline() as pipe, contextlib.suppress(WatchError):
                 pipe.watch(self.key)  # type: ignore[no-untyped-call]
@@ -362,14 +365,13 @@ class Batch:
                 if int(found[2] or 0) == end:
                     return end
                 pipe.multi()
-                for number, row in entries:
+                for (number, row), stored in zip(entries, packed, strict=True):
                     if isinstance(row, BadRow):
-                        line = write_line(RowResult.of_bad(row))
-                        pipe.hset(self.results_key, str(number), zlib.compress(line))
+                        pipe.hset(self.results_key, str(number), stored)
                         pipe.hincrby(self.key, f"failed:{row.code}", 1)
                     else:
                         queue = queue_name(row.request.model, priority)
-                        pipe.rpush(self.waiting_key(queue), _packed(str(number), row, now))
+                        pipe.rpush(self.waiting_key(queue), stored)
                 uploaded = [row for _, row in entries]
                 version = max(read_version(found[3]), _version_of(uploaded))
                 window = _window(found[4], uploaded)
@@ -596,8 +598,11 @@ def _window(stored: bytes | None, rows: Iterable[Row | BadRow]) -> float:
     return max(float(stored or 0), *(math.inf if each is None else each for each in windows), 0)
 
 
-def _packed(name: str, row: Row, now: float) -> bytes:
-    """A waiting row: name, digest, time and custom_id in a line, then its job's payload for RQ."""
+def _packed(name: str, row: Row | BadRow, now: float) -> bytes:
+    """A waiting row: name, digest, time and custom_id in a line, then its job's payload for RQ; of
+    one that never runs its output line, compressed."""
+    if isinstance(row, BadRow):
+        return zlib.compress(write_line(RowResult.of_bad(row)))
     created = utcformat(datetime.fromtimestamp(now, UTC))
     header = f"{name} {row.digest} {created} {json.dumps(row.custom_id)}\n"
     return header.encode() + row.request.to_payload()

@@ -42,6 +42,19 @@ def test_an_input_that_blocks_for_longer_than_the_expiry_is_uploaded_whole(
     assert connection.ttl(batch.key) == connection.ttl(batch.waiting_key(QUEUE)) == -1
 
 
+def test_rows_are_uploaded_though_their_expiry_is_renewed_while_each_is_packed(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, pack = Batch.create(connection), batch_module._packed
+
+    def slowly(*args: Any) -> bytes:
+        connection.expire(batch.key, UPLOAD_SECONDS)
+        return pack(*args)
+
+    monkeypatch.setattr(batch_module, "_packed", slowly)
+    assert batch.upload(rows(5)) == 5
+
+
 def test_an_upload_that_has_expired_is_told_and_leaves_nothing_for_ever(
     connection: redis.Redis,
 ) -> None:
