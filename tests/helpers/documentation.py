@@ -20,6 +20,7 @@ PAGES = {
 DOWNLOAD = "downloads a model"
 HERE = "the test is in the clone, in a folder with the files of examples/data"
 EMBEDS = "needs a model of embeddings; test_embed and test_embeddings have one"
+SEES = "needs a model that takes pictures; test_pictures has the same inputs"
 ON_A_MAC = "is for a Mac of the reader's"
 OTHER_SHELL = "is for another shell than bash"
 NOT_TYPED = {
@@ -31,6 +32,18 @@ NOT_TYPED = {
     "omlx-worker batch -m mlx-community/Qwen3.5-9B-MLX-4bit --mtp-from Qwen/Qwen3.5-9B "
     'examples/data/mails.csv -o orders.csv --template "Who orders what? {mail}" '
     '--schema "customer, item, count int"': DOWNLOAD,
+    "omlx-worker batch -m mlx-community/Qwen3-VL-4B-Instruct-4bit scans/ -o pages.csv "
+    '--template "Read the bill." --schema "sender, date, total number"': DOWNLOAD,
+    "omlx-worker batch -m mlx-community/Qwen3-VL-4B-Instruct-4bit FOLDER --dry-run 16 "
+    '--template "What is on it?" > pictures.json': DOWNLOAD,
+    'omlx-submit run scans/ -o pages.csv --template "Who sent it, and when?" '
+    '--schema "sender, date"': SEES,
+    "omlx-submit run items.csv -o looks.csv --image photo "
+    '--template "Is it a {kind}?" --keep': SEES,
+    "omlx-submit run photos.parquet -o captions.csv --image image "
+    '--template "Describe it." --each captions': SEES,
+    'omlx-submit run scan.pdf -o text.csv --template "Write down all text." '
+    "--max-completion-tokens 4000": SEES,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --embedded-redis": DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --mtp-from Qwen/Qwen3.5-9B "
     "--model-alias qwen --redis-url redis://my-server:6379/0": DOWNLOAD,

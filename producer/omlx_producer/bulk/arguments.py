@@ -34,6 +34,7 @@ class BulkArguments(RequestFields, total=False):
     """
 
     template: str | None
+    image: str | None
     id_field: str | None
     raw: bool
     system: str | None
@@ -49,16 +50,24 @@ class BulkArguments(RequestFields, total=False):
     with_body: bool
     keep: bool
     csv_safe: bool
+    each: str | None
 
 
-def read_arguments(rows: Any, arguments: BulkArguments) -> tuple[RunOptions, Given | None]:
+def read_arguments(
+    rows: Any, arguments: BulkArguments, *, files: bool
+) -> tuple[RunOptions, Given | None]:
     """The options of a run, and its rows if they are in memory.
+
+    Args:
+        files: whether it has an output.
 
     Raises:
         InvalidRequest: if an option is none, or has a wrong value.
     """
     for name in arguments.keys() & _OF_THE_COMMAND.keys():
         raise InvalidRequest(name, "is of the command", _OF_THE_COMMAND[name])
+    if not files and arguments.get("each") is not None:
+        raise InvalidRequest("each", "goes with an output", "give out, or leave it out")
     asked = {name: value for name, value in arguments.items() if value is not None}
     if "max_tokens" in asked and "max_completion_tokens" not in asked:
         asked["max_completion_tokens"] = asked.pop("max_tokens")

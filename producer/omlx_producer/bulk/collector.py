@@ -36,7 +36,8 @@ from omlx_producer.wire import Priority, queue_name
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 DEFAULT_WINDOW = 1024
-WINDOW_SIZE = 32 * 2**20
+# Two windows of photos, 3 MB each, keep 32 rows busy.
+WINDOW_SIZE = 64 * 2**20
 HELD_ROWS = 16 * 1024
 HELD_SIZE = 64 * 2**20
 # Rows read in one turn.

@@ -15,7 +15,7 @@ import redis
 from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.output import real_path, require_run_output
-from omlx_producer.bulk.progress import say_skipped
+from omlx_producer.bulk.progress import say_left_out
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row
 from omlx_producer.bulk.store import Store
 from omlx_producer.figures import read_figures, read_unannounced
@@ -34,7 +34,7 @@ class Findings:
         exact: whether ``prompt_tokens`` was counted, not estimated.
         models: that the good rows run on.
         ignored: rows by field of OpenAI that has no effect.
-        pictures: of all rows; ``prompt_tokens`` has none of theirs.
+        pictures: of all rows. Each counts in ``prompt_tokens`` as the most of its model.
         picture_tokens: those of one picture, at most, in any of the models.
         most_completion_tokens: the limit of all rows together.
     """
@@ -77,7 +77,12 @@ class TokenCounter:
         self._lengths: dict[str, Callable[[str], int] | None] = {}
 
     def count(self, row: Row) -> int:
-        """Tokens of a row's prompt."""
+        """Tokens of a row's prompt. A picture counts as the most that one takes."""
+        info = self._models.get(row.request.model)
+        most = 0 if info is None else info.picture_tokens
+        return self._count_text(row) + len(row.request.pictures) * most
+
+    def _count_text(self, row: Row) -> int:
         request = row.request
         tokens = [len(text) for text in request.texts if isinstance(text, list)]
         if tokens:
@@ -131,7 +136,12 @@ def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findin
         findings.models = source.maker.used
         known = (models[name].picture_tokens for name in findings.models if name in models)
         findings.picture_tokens = max(known, default=0)
-        say_skipped(source.maker.skipped)
+        if findings.pictures:
+            most = f", at most {findings.picture_tokens} tokens each" * bool(
+                findings.picture_tokens
+            )
+            write(f"pictures: {findings.pictures}{most}\n", err=True)
+        say_left_out(source.maker.skipped, source.other_files)
     return findings
 
 
@@ -170,7 +180,13 @@ def has_rows_left(
     models, earlier, known = client.models(), None, None
     if output is not None:
         path = real_path(output)
-        require_run_output(path, options.input, keep=options.keep, vectors=options.embed)
+        require_run_output(
+            path,
+            options.input,
+            keep=options.keep,
+            vectors=options.embed,
+            each=options.settings["each"],
+        )
         if earlier := RunOptions.of_run(path):
             known = path
     if options.input == "-":

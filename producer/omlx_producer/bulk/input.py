@@ -7,14 +7,17 @@ import errno
 import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import redis
 
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.pictures import folder_of, other_files
 from omlx_producer.bulk.plan import Seen, plan_rows
 from omlx_producer.bulk.records import (
     Record,
@@ -51,6 +54,7 @@ class Input:
         maker: makes its rows, and counts what it does with them.
         seen: what it has shown so far.
         whole: whether all rows are read, without a limit.
+        other_files: of a folder, those that are no pictures, by suffix.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Input:
         records: Iterator[Record],
         count: int | None,
         version: tuple[int, ...],
+        other_files: Counter[str],
     ) -> None:
         self._options = options
         self._models = models
@@ -68,6 +73,7 @@ class Input:
         self._records = records
         self._count = count
         self.seen = Seen()
+        self.other_files = other_files
         self.whole = options.limit is None
         self._version = version
 
@@ -96,7 +102,10 @@ class Input:
         with _records(options, given) as records, _again(options, given) as again:
             checked = maker.checked(records, () if only_failures else again)
             count = None if given is None else given.count
-            yield cls(options, models, maker, checked, count, version)
+            others = Counter[str]()
+            if options.format == "pictures":
+                others = other_files(Path(options.input))
+            yield cls(options, models, maker, checked, count, version, others)
 
     def rows(
         self, store: Store, *, only_failures: bool = False, refused_too: bool = False
@@ -204,10 +213,13 @@ def _records(options: RunOptions, given: Given | None) -> Iterator[Iterator[Reco
 def _again(
     options: RunOptions, given: Given | None
 ) -> contextlib.AbstractContextManager[Iterator[Record] | None]:
-    """The same records once more; None if they can be read only once, or are whole requests."""
+    """The same records once more; None if they can be read only once, are whole requests or paths,
+    or hold pictures."""
     once = given.count is None if given is not None else options.input == "-"
     requests = options.format == "jsonl" and options.template is None
-    return contextlib.nullcontext() if once or requests else _records(options, given)
+    holds = options.format == "parquet" and options.image is not None
+    skipped = once or requests or holds or options.format == "pictures"
+    return contextlib.nullcontext() if skipped else _records(options, given)
 
 
 def _all_records(options: RunOptions) -> contextlib.AbstractContextManager[Iterator[Record]]:
@@ -219,6 +231,7 @@ def _row_maker(options: RunOptions, models: Mapping[str, ModelInfo]) -> RowMaker
         options.format,
         options,
         models,
+        folder=folder_of(Path() if options.input == "-" else Path(options.input)),
         require_known_model=options.require_known_model,
         default_model=options.default_model,
     )

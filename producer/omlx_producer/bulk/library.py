@@ -80,7 +80,7 @@ def run_into(
     progress: Show,
 ) -> Counter[str]:
     """See `Producer.run`, with files."""
-    options, given = read_arguments(rows, arguments)
+    options, given = read_arguments(rows, arguments, files=True)
     ended = run_here(
         client,
         options,
@@ -99,7 +99,7 @@ def run_through(
     client: Client, rows: Any, arguments: BulkArguments, *, ordered: bool, progress: Show
 ) -> BulkResults:
     """See `Producer.run`, without files."""
-    options, given = read_arguments(rows, arguments)
+    options, given = read_arguments(rows, arguments, files=False)
     results = stream_results(client, options, given, ordered=ordered, progress=progress)
     properties = columns_asked(options.sampling)
     form = TableForm(options.with_body, properties, vectors=options.embed)
@@ -108,5 +108,5 @@ def run_through(
 
 def run_detached(client: Client, rows: Any, arguments: BulkArguments) -> BatchHandle:
     """See `Producer.batch`."""
-    options, given = read_arguments(rows, arguments)
+    options, given = read_arguments(rows, arguments, files=False)
     return BatchHandle(detach(client, options, given).id, client.connection)

@@ -30,7 +30,8 @@ class RunOptions(Shape):
     what a run keeps of them.
 
     Attributes:
-        input: a path, or ``-`` for stdin.
+        input: a path, which may be a folder of pictures, or ``-`` for stdin.
+        each: a folder, for a file with the text of each row; see `omlx_producer.bulk.texts`.
         csv_safe: see `omlx_producer.bulk.table.TableForm`.
         default_model: of rows that name none. A run keeps the one that it began with.
     """
@@ -48,6 +49,7 @@ class RunOptions(Shape):
     csv_safe: bool = Field(
         default=True, description="Put ' before cells of a CSV that look like formulas."
     )
+    each: str | None = Field(default=None, description="Also write a text file for each row there.")
     default_model: str | None = None
 
     @classmethod
@@ -73,6 +75,8 @@ class RunOptions(Shape):
         except ValidationError as error:
             raise _first_problem(error) from None
         require_input(name, made.format)
+        if made.keep and made.format == "pictures":
+            raise InvalidRequest("keep", "pictures have no columns to add", "leave it out")
         if made.delimiter is not None:
             delimiter = _delimiter(made.delimiter, made.format)
             return made.model_copy(update={"delimiter": delimiter})
@@ -82,7 +86,8 @@ class RunOptions(Shape):
     def settings(self) -> dict[str, Any]:
         """The options in JSON's types, for the run's record. The limit is that of one command."""
         name = self.input if self.input == "-" else str(Path(self.input).resolve())
-        return self.model_dump(mode="json", exclude={"limit"}) | {"input": name}
+        each = self.each and str(Path(self.each).resolve())
+        return self.model_dump(mode="json", exclude={"limit"}) | {"input": name, "each": each}
 
     def with_default_model(
         self, models: Mapping[str, ModelInfo], earlier: RunOptions | None
@@ -199,8 +204,11 @@ def require_input(name: str, kind: Format) -> None:
     Raises:
         InvalidRequest: with the remedy.
     """
-    if name == "-" and kind == "parquet":
-        raise InvalidRequest(None, "-: Parquet cannot be read from stdin", "give a file")
+    if name == "-" and kind in ("parquet", "pictures"):
+        what = kind.replace("parquet", "Parquet")
+        raise InvalidRequest(None, f"-: {what} cannot be read from stdin", "give a file")
+    if kind == "pictures" and Path(name).is_dir():
+        return
     if name != "-" and not Path(name).is_file():
         problem = "is no regular file" if Path(name).exists() else "there is no such file"
         raise InvalidRequest(None, f"{name}: {problem}", "give the path of a file")

@@ -13,8 +13,16 @@ from typing import Any
 from omlx_producer.bulk.durable import keep_copy, remove_drafts, replacing
 from omlx_producer.bulk.records import Record, import_pyarrow, values_of
 from omlx_producer.bulk.row import Row, RowResult, job_of_line, read_line
-from omlx_producer.bulk.store import Store, errors_path, is_table, results_path, run_path
+from omlx_producer.bulk.store import (
+    Store,
+    errors_path,
+    is_table,
+    read_settings,
+    results_path,
+    run_path,
+)
 from omlx_producer.bulk.table import PLAIN, TableForm, write_table
+from omlx_producer.bulk.texts import require_no_texts, write_texts
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import write
 from omlx_producer.wire import Constraint, row_job_id
@@ -60,13 +68,16 @@ def require_output(output: Path, suffixes: Sequence[str] = OUTPUT_SUFFIXES) -> N
             raise InvalidRequest(None, f"{path}: is not a regular file", "give another output")
 
 
-def require_run_output(output: Path, source: str, *, keep: bool, vectors: bool = False) -> None:
+def require_run_output(
+    output: Path, source: str, *, keep: bool, vectors: bool = False, each: str | None = None
+) -> None:
     """Refuse an output of a run that cannot be written, is the input, or holds something else.
 
     Args:
         source: the input, a path or ``-``.
         keep: whether the columns of the input are added to a table.
         vectors: whether vectors are written.
+        each: the folder of texts, as the record of a run has it.
 
     Raises:
         InvalidRequest: with the remedy.
@@ -85,6 +96,8 @@ def require_run_output(output: Path, source: str, *, keep: bool, vectors: bool =
             f"give an output in .csv or .parquet in place of {output}",
         )
     require_output(output, VECTOR_SUFFIXES if vectors else OUTPUT_SUFFIXES)
+    if each is not None and each != (read_settings(output) or {}).get("each"):
+        require_no_texts(Path(each))
     for path in () if run_path(output).exists() else written:
         if path.exists() and path.stat().st_size:
             raise InvalidRequest(
@@ -106,6 +119,7 @@ class Output:
         self.store = store
         self.errors = errors_path(path)
         self._table_rows = 0
+        self._texts: dict[Path, int] = {}
 
     @classmethod
     @contextlib.contextmanager
@@ -125,8 +139,9 @@ class Output:
         whole: bool = True,
         form: TableForm = PLAIN,
         source: Iterable[Record] = (),
+        each: Path | None = None,
     ) -> None:
-        """Write the table, drop replaced lines, order the others. Call at the end of the input.
+        """Write table and texts, drop replaced lines, order the rest. Call at the end of the input.
 
         Args:
             whole: whether the input was read to its end; else errors of lines that it has not
@@ -134,6 +149,7 @@ class Output:
             form: of the table.
             source: the records of the whole input, if its columns are kept. The table is then in
                 the order of the input.
+            each: the folder of texts; None for none.
         """
         self.store.forget_stale_errors(whole=whole)
         if is_table(self.path):
@@ -141,17 +157,19 @@ class Output:
             in_input_order = ordered or bool(form.kept) or self.path.suffix.lower() == ".npy"
             rows = self._rows(in_input_order, iter(source))
             write_table(rows, self.path, form, like=results_path(self.path))
+        if each is not None:
+            self._texts = {each: write_texts(self._results, each)}
         self.store.rewrite(in_input_order=ordered)
 
     def rows(self) -> dict[Path, int]:
-        """How many rows are in each file, those with rows; the table only once it is written."""
+        """How many rows are in each file, those with rows; table and texts only once written."""
         found = {
             results_path(self.path): self.store.count("results"),
             self.errors: self.store.count("errors"),
         }
         if self._table_rows:
             found = {self.path: self._table_rows, **found}
-        return {path: rows for path, rows in found.items() if rows}
+        return {path: rows for path, rows in (found | self._texts).items() if rows}
 
     def keep_copy(self) -> None:
         """Copy the results so far beside themselves, and say where."""
@@ -163,6 +181,12 @@ class Output:
         if gone := self.store.gone():
             rows = "row of earlier runs is" if gone == 1 else "rows of earlier runs are"
             write(f"{gone} {rows} not in the input any more: kept\n", err=True)
+
+    def _results(self) -> Iterator[dict[str, Any]]:
+        """The output lines of results."""
+        for known, found in self.store.rows(in_input_order=False):
+            if known.done is not None:
+                yield found[0]
 
     def _rows(
         self, ordered: bool, source: Iterator[Record]

@@ -43,6 +43,7 @@ LEAST_BAR, MOST_BAR = 8, 40
 # Room at the end of the bar's line for the ^C that a terminal echoes.
 ECHO_COLUMNS = 3
 SHOWN_BAD_ROWS = 20
+SHOWN_SUFFIXES = 5
 FIRST_ANSWERS = 20
 LOOP_ADVICE = "give a temperature, --repetition-penalty, or --no-end-loops to let them go on"
 CUT_ADVICE = "give them more tokens with --max-completion-tokens, or in their rows"
@@ -433,6 +434,18 @@ def say_ignored(ignored: Mapping[str, int]) -> None:
         write(ignored_text(ignored) + "\n", err=True)
 
 
-def say_skipped(rows: int) -> None:
+def say_left_out(rows: int, files: Counter[str]) -> None:
+    """Say what of the input was left out.
+
+    Args:
+        rows: with empty fields.
+        files: of a folder, those that are no pictures, by suffix.
+    """
     if rows:
         write(f"{counted(rows, 'row')} with empty fields left out\n", err=True)
+    if files:
+        ranked = sorted(files.items(), key=lambda entry: (-entry[1], entry[0]))
+        most = ", ".join(f"{count} {suffix}" for suffix, count in ranked[:SHOWN_SUFFIXES])
+        more = ", ..." if len(files) > SHOWN_SUFFIXES else ""
+        told = f"{counted(files.total(), 'file')} left out, no picture or PDF by name"
+        write(f"{told}: {most}{more}\n", err=True)

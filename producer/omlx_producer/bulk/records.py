@@ -1,4 +1,5 @@
-"""Reads the records of an input: JSONL, plain text, CSV or Parquet, also compressed with gzip.
+"""Reads the records of an input: JSONL, plain text, CSV or Parquet, also compressed with gzip; or
+the names of pictures.
 
 Lines are counted from 1, blank ones included. A line that cannot be read becomes a record with a
 problem, and reading continues after it. A whole input of another form is refused at its first line.
@@ -20,11 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn, cast, get_args
 
+from omlx_producer.bulk.pictures import PATH, PDF_SUFFIX, SUFFIXES, path_of, pictures_in
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import counted
 from omlx_producer.wire.json_limits import read_json
 
-Format = Literal["jsonl", "text", "csv", "parquet"]
+Format = Literal["jsonl", "text", "csv", "parquet", "pictures"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -34,6 +36,7 @@ _SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
     ".parquet": "parquet",
+    **dict.fromkeys((*SUFFIXES, PDF_SUFFIX), "pictures"),
 }
 _SPREADSHEETS = {".xlsx", ".xlsm", ".xls", ".ods", ".numbers"}
 # Of a CSV, those that names of columns rarely hold first.
@@ -57,7 +60,8 @@ _WHOLE_JSON = re.compile(r"\s*(\[|\{\s*$)")
 _STRAY_BYTE = re.compile("[\udc80-\udcff]")
 # The longest prompt of the protocol fits, with each character as one \uXXXX.
 MAX_LINE_BYTES = 64 * 2**20
-PARQUET_ROWS = 256
+# Read at once, at most.
+PARQUET_ROWS, PARQUET_BYTES = 256, 32 * 2**20
 COUNT_BYTES = 1 << 20
 
 
@@ -79,13 +83,15 @@ class Record:
 
 
 def format_of(name: str) -> Format:
-    """The format of an input, from its name. Stdin is JSONL.
+    """The format of an input, from its name. Stdin is JSONL, and a folder has pictures.
 
     Raises:
         InvalidRequest: if the suffix is unknown.
     """
     if name == "-":
         return "jsonl"
+    if Path(name).is_dir():
+        return "pictures"
     suffix = Path(_unzipped(name)).suffix
     if suffix in _SPREADSHEETS:
         raise InvalidRequest(None, f"{name}: is a spreadsheet", "save it as CSV")
@@ -148,6 +154,12 @@ def open_records(name: str, kind: Format, delimiter: str | None) -> Iterator[Ite
     Raises, while iterating:
         InvalidRequest: if it has none, or is not of this format.
     """
+    if kind == "pictures":
+        named = enumerate(pictures_in(Path(name)), 1)
+        paths = (Record(number, {PATH: path}) for number, path in named)
+        kinds = f"{', '.join(suffix[1:] for suffix in SUFFIXES)} or pdf"
+        yield some(paths, None, f"{name}: holds no pictures", f"give a folder that has {kinds}")
+        return
     with open_input(name) as stream:
         records = read_records(stream, kind, delimiter or delimiter_of(name))
         yield some(records, None, f"{name}: holds no rows", "give an input that has some")
@@ -186,10 +198,10 @@ def input_columns(stream: IO[bytes], kind: Format, delimiter: str | None = None)
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """The values of a record by column, as far as it could be read."""
+    """The values of a record by column, as far as it could be read, without bytes of pictures."""
     if isinstance(record.value, str):
         return {"prompt": record.value}
-    return record.value or {}
+    return {name: path_of(value) for name, value in (record.value or {}).items()}
 
 
 def estimate_rows(name: str, kind: Format) -> int:
@@ -198,6 +210,8 @@ def estimate_rows(name: str, kind: Format) -> int:
     Raises:
         InvalidRequest: if it is no Parquet or gzip file although it is said to be one.
     """
+    if kind == "pictures":
+        return sum(1 for _ in pictures_in(Path(name)))
     with _gzip_errors(), open_input(name) as stream:
         if kind == "parquet":
             return int(_open_parquet(stream).metadata.num_rows)
@@ -412,8 +426,8 @@ def _delimiter_in(header: str) -> str:
 
 
 def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
-    number = 0
-    batches = _open_parquet(stream).iter_batches(batch_size=PARQUET_ROWS)
+    number, file = 0, _open_parquet(stream)
+    batches = file.iter_batches(batch_size=_rows_at_once(file.metadata))
     while True:
         try:
             batch = next(batches, None)
@@ -428,6 +442,12 @@ def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
                 "" if values is not None else "holds a date that is not in the years 1 to 9999"
             )
             yield Record(number, values, problem)
+
+
+def _rows_at_once(metadata: Any) -> int:
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    size: int = sum(group.total_byte_size for group in groups) // max(1, metadata.num_rows)
+    return max(1, min(PARQUET_ROWS, PARQUET_BYTES // max(1, size)))
 
 
 def _python_values(batch: Any) -> list[dict[str, Any] | None]:

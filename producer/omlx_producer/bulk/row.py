@@ -34,6 +34,7 @@ CANCELLED = "cancelled"
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 # A field that holds a prompt.
 _PROMPT = re.compile(r"messages(\[\d+\].*)?|prompt|input")
+_PICTURE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.image_url")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Row:
         line: its line in the input, from 1; the row number where the input has no lines.
         digest: of custom_id and request, so an edited row has another one.
         columns: of the input whose text is its prompt; empty if its request is its own.
+        picture: what a sentence calls a picture that a column of the input names or holds.
         characters: of the prompt's texts.
         held: what it takes of a buffer: these, and the bytes of its pictures.
     """
@@ -53,6 +55,7 @@ class Row:
     request: GenerationRequest
     digest: str
     columns: str = ""
+    picture: str = ""
     characters: int = dataclasses.field(init=False)
     held: int = dataclasses.field(init=False)
 
@@ -170,8 +173,8 @@ class RowResult:
         if error is None:
             return cls(row, response["request_id"], body=response["body"], written=line)
         field, reason = error.get("param", ""), error["message"]
-        if row.columns and is_of_prompt(field):
-            reason, line = row.columns + reason.removeprefix(field), b""
+        if named := named_field(field, row.columns, row.picture):
+            reason, line = named + reason.removeprefix(field), b""
         job, code = ID_PREFIX + row.digest, error["code"]
         return cls(row, job, code=code, reason=reason, field=field, written=line)
 
@@ -249,9 +252,16 @@ def place_of(line: int, custom_id: str | None) -> str:
     return f"line {line}, id {custom_id!r:.80}" if own else f"line {line}"
 
 
-def is_of_prompt(field: str | None) -> bool:
-    """Whether a field of a request is what the columns of an input make."""
-    return _PROMPT.fullmatch(field or "") is not None
+def named_field(field: str | None, columns: str, picture: str | None) -> str | None:
+    """What an input calls a field of a request that was made of it; empty of others.
+
+    Args:
+        columns: of the text that was made a prompt.
+        picture: what the picture is called.
+    """
+    if picture and _PICTURE.match(field or ""):
+        return picture
+    return columns if _PROMPT.fullmatch(field or "") else ""
 
 
 def digest_of(custom_id: str | None, content: Any) -> str:

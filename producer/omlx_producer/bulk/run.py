@@ -21,7 +21,7 @@ from omlx_producer.bulk.output import (
     real_path,
     require_run_output,
 )
-from omlx_producer.bulk.progress import Show, left_text, say_ignored, say_skipped
+from omlx_producer.bulk.progress import Show, left_text, say_ignored, say_left_out
 from omlx_producer.bulk.row import place_of
 from omlx_producer.errors import InvalidRequest, JobCancelled
 from omlx_producer.signals import StopSignals
@@ -86,7 +86,9 @@ def run_here(
         KeyboardInterrupt: at the second interrupt.
     """
     path = real_path(output)
-    require_run_output(path, options.input, keep=options.keep, vectors=options.embed)
+    require_run_output(
+        path, options.input, keep=options.keep, vectors=options.embed, each=options.settings["each"]
+    )
     client.require_suitable()
     models, earlier = client.models(), RunOptions.of_run(path)
     options = options.with_default_model(models, earlier)
@@ -172,11 +174,17 @@ class Run:
             target.store.remember(self._options.settings)
         form = source.table_form()
         with source.kept_records(target.store) as records:
-            target.finish(ordered=ordered, whole=source.whole, form=form, source=records)
+            target.finish(
+                ordered=ordered,
+                whole=source.whole,
+                form=form,
+                source=records,
+                each=None if self._options.each is None else Path(self._options.each),
+            )
         if source.whole and not self._only_failures:
             self._driver.collector.sweep()
             target.say_gone()
-        say_skipped(source.maker.skipped)
+        say_left_out(source.maker.skipped, source.other_files)
 
     def _show_end(self, finished: bool) -> None:
         self._driver.meter.files = self._target.rows()
@@ -200,7 +208,7 @@ def detach(client: Client, options: RunOptions, given: Given | None = None) -> B
         )
         batch.upload(source.all_rows())
         say_ignored(source.maker.ignored)
-        say_skipped(source.maker.skipped)
+        say_left_out(source.maker.skipped, source.other_files)
     return batch
 
 

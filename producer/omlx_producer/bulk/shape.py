@@ -10,11 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from string import Formatter
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from omlx_producer.bulk.pictures import PATH, path_of, read_picture, with_picture
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import (
     NO_MODEL,
@@ -22,7 +24,7 @@ from omlx_producer.bulk.row import (
     Row,
     default_id,
     digest_of,
-    is_of_prompt,
+    named_field,
     place_of,
 )
 from omlx_producer.client.compiling import require_compilable
@@ -43,11 +45,12 @@ from omlx_producer.wire import (
     RESPONSES_URL,
     GenerationRequest,
     ModelInfo,
+    PictureUrl,
+    chat_fields,
     text_fields,
 )
 from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.openai_fields import REFUSED, ignored_fields
-from omlx_producer.wire.responses import chat_fields
 
 DEFAULT_TEMPLATE = "{prompt}"
 _FIELD_OF_URL = {
@@ -68,6 +71,8 @@ Empty = Literal["skip", "fail", "run"]
 EMPTY: tuple[Empty, ...] = get_args(Empty)
 # A column that none of the first rows has is a mistake in the options.
 FIRST_ROWS = 100
+# Of Parquet with its pictures, since the first rows are held for the whole run.
+FIRST_PICTURES = 8
 
 
 class Shape(BaseModel):
@@ -76,7 +81,9 @@ class Shape(BaseModel):
     Attributes:
         template: without one, an object of JSONL must be an OpenAI Batch line or have a prompt, and
             any row may have messages of its own.
-        id_field: by default ``custom_id``, else ``id``, else the row has its number.
+        image: the column of pictures. A folder has `PATH`.
+        id_field: by default ``custom_id``, else ``id``, else the row has its number; in a folder
+            its path.
         sampling: fields of the request, for rows that do not set them.
         embed: whether vectors of the texts are wanted.
         empty: what becomes of rows with an empty field of the template. By default the run is
@@ -88,6 +95,7 @@ class Shape(BaseModel):
     template: str | None = Field(
         default=None, description='Make prompts, as in "Summarise: {text}".'
     )
+    image: str | None = Field(default=None, description="Column of pictures, as paths or bytes.")
     id_field: str | None = Field(default=None, description="Column of ids; else custom_id or id.")
     empty: Empty | None = Field(default=None, description="What becomes of rows with empty fields.")
     model: str | None = Field(default=None, description="Run all rows on this, whatever they name.")
@@ -104,6 +112,9 @@ class Template:
 
     Unlike `str.format` it reads no attributes or items of values, so no template can run code.
 
+    Args:
+        alike: whether prompts may be alike, as pictures tell the rows apart.
+
     Raises:
         InvalidRequest: if braces do not match, or a field is more than a name.
 
@@ -111,7 +122,7 @@ class Template:
         columns: the names of its fields.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, alike: bool = False) -> None:
         try:
             parts = list(Formatter().parse(text))
         except ValueError as error:
@@ -129,7 +140,7 @@ class Template:
                 )
         self._parts = [(literal, name) for literal, name, _, _ in parts]
         self.columns = [name for _, name in self._parts if name is not None]
-        if not self.columns:
+        if not self.columns and not alike:
             raise InvalidRequest(
                 "template",
                 f"got {text!r}, and all prompts would be alike",
@@ -189,6 +200,7 @@ class RowMaker:
 
     Args:
         models: the known models, by alias.
+        folder: to which the paths of pictures are relative.
         require_known_model: False also takes models that no worker has announced.
         default_model: of rows that name none; else the only known one.
 
@@ -210,6 +222,7 @@ class RowMaker:
         shape: Shape,
         models: Mapping[str, ModelInfo],
         *,
+        folder: Path = Path(),
         require_known_model: bool = True,
         default_model: str | None = None,
     ) -> None:
@@ -225,14 +238,21 @@ class RowMaker:
             raise missing
         self._kind = kind
         self._shape = shape
+        self._folder = folder
+        self._image = PATH if kind == "pictures" else shape.image
         self._models = models
         self._default_model = default_model
         self._require_known = require_known_model
         if kind == "text":
             self._require_no_columns("a text input has no columns", "give the format csv")
         self._batch_lines = kind == "jsonl" and shape.template is None
-        self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
-        fields = self._text_fields("x", chat=not shape.raw) | {"model": "x"}
+        if self._image is not None:
+            self._require_chats_about_pictures()
+        template = DEFAULT_TEMPLATE if shape.template is None else shape.template
+        self._template = Template(template, alike=self._image is not None)
+        # What was known before this run's own worker may be of an older one, without pictures.
+        picture = PictureUrl("png", b"x") if self._image and require_known_model else None
+        fields = self._text_fields("x", chat=not shape.raw, picture=picture) | {"model": "x"}
         # Batch lines may ask for log-probabilities themselves.
         if self._batch_lines and "top_logprobs" in shape.sampling:
             fields["logprobs"] = True
@@ -260,7 +280,8 @@ class RowMaker:
                 says what to do then.
         """
         records = iter(records)
-        first = list(itertools.islice(records, FIRST_ROWS))
+        heavy = self._kind == "parquet" and self._image is not None
+        first = list(itertools.islice(records, FIRST_PICTURES if heavy else FIRST_ROWS))
         if first and all(record.problem for record in first):
             told = f"line {first[0].line}: {first[0].problem}"
             raise InvalidRequest(None, told, first[0].remedy)
@@ -314,16 +335,21 @@ class RowMaker:
         values = record.value
         if record.problem or not isinstance(values, dict) or self._has_messages(values):
             return []
-        return [] if self._is_batch_line(values) else self._template.empty(values)
+        if self._is_batch_line(values):
+            return []
+        empty = self._template.empty(values)
+        if self._image is not None and _is_blank(values.get(self._image)):
+            empty.append(self._image)
+        return empty
 
     def _require_columns(self, columns: Mapping[str, None]) -> None:
         shape, known = self._shape, ", ".join(columns)
-        if shape.id_field is not None and shape.id_field not in columns:
-            raise InvalidRequest(
-                "id_field",
-                f"got {shape.id_field!r}, a column that the input lacks",
-                f"it has {known}",
-            )
+        for option in ("id_field", "image"):
+            named = getattr(shape, option)
+            if named is not None and named not in columns:
+                raise InvalidRequest(
+                    option, f"got {named!r}, a column that the input lacks", f"it has {known}"
+                )
         if self._batch_lines and "body" in columns:
             self._require_no_options_of_texts()
         if shape.template is None and MESSAGES in columns:
@@ -347,16 +373,30 @@ class RowMaker:
                 )
 
     def _require_no_columns(self, got: str, instead: str) -> None:
-        for option in ("template", "id_field"):
+        for option in ("template", "id_field", "image"):
             if getattr(self._shape, option) is not None:
                 raise InvalidRequest(option, got, f"leave it out, or {instead}")
 
     def _require_no_options_of_texts(self) -> None:
-        if self._shape.raw or self._shape.system is not None:
+        for option in ("raw", "system", "image"):
+            if getattr(self._shape, option) not in (None, False):
+                raise InvalidRequest(
+                    option,
+                    "OpenAI Batch lines have their own messages or prompts",
+                    "leave it out, or give a template for other objects",
+                )
+
+    def _require_chats_about_pictures(self) -> None:
+        shape = self._shape
+        if shape.embed:
+            raise InvalidRequest(None, "vectors are of texts, not of pictures", "use run")
+        if shape.raw:
+            raise InvalidRequest("raw", "pictures go into chats", "leave it out")
+        if self._kind == "pictures" and shape.image is not None:
+            raise InvalidRequest("image", "the input is pictures alone", "leave it out")
+        if self._kind == "pictures" and shape.template is None:
             raise InvalidRequest(
-                "raw" if self._shape.raw else "system",
-                "OpenAI Batch lines have their own messages or prompts",
-                "leave it out, or give a template for other objects",
+                "template", "missing", 'say what to do with each picture, as in "Describe it."'
             )
 
     def make(self, record: Record) -> Row | BadRow:
@@ -373,7 +413,7 @@ class RowMaker:
         custom_id = None
         try:
             custom_id = self._custom_id(record)
-            fields, columns = self._fields(record)
+            fields, columns, picture = self._fields(record)
             request = self._check(fields, columns)
         except InvalidRequest as error:
             code = "unparsable" if custom_id is None else "invalid_request"
@@ -384,7 +424,7 @@ class RowMaker:
             return replace(bad, field=error.field or "")
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
-        return Row(custom_id, record.line, request, digest, columns)
+        return Row(custom_id, record.line, request, digest, columns, picture)
 
     def _unread(self, record: Record) -> BadRow:
         """The row of a record with a problem, under its id if that could be read."""
@@ -399,6 +439,8 @@ class RowMaker:
         if isinstance(record.value, str):
             return default
         values, name = record.value or {}, self._shape.id_field
+        if self._kind == "pictures":
+            name = name or PATH
         batch_line = self._is_batch_line(values)
         if name is None and batch_line and _BATCH_FIELDS & values.keys():
             name = "custom_id"
@@ -406,7 +448,7 @@ class RowMaker:
             name = next((name for name in ID_COLUMNS if values.get(name) is not None), None)
             if name is None:
                 return default
-        given = values.get(name)
+        given = path_of(values.get(name))
         if isinstance(given, int) and not isinstance(given, bool) and not batch_line:
             given = str(given)
         if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID_CHARACTERS:
@@ -421,11 +463,16 @@ class RowMaker:
             )
         return given
 
-    def _fields(self, record: Record) -> tuple[dict[str, Any], str]:
-        """The fields of a request, and the columns of the text that was made of the record."""
+    def _fields(self, record: Record) -> tuple[dict[str, Any], str, str]:
+        """The fields of a request, the columns of the text that was made of the record, and what
+        a sentence calls its picture."""
         shape, values = self._shape, record.value
-        model, columns = shape.model, ""
+        model, columns, picture = shape.model, "", ""
         if isinstance(values, dict) and self._has_messages(values):
+            if self._image is not None:
+                raise InvalidRequest(
+                    MESSAGES, "given beside a picture", "write it in them, or give a template"
+                )
             fields = self._own_request(values)
         elif isinstance(values, dict) and self._is_batch_line(values):
             self._require_no_options_of_texts()
@@ -437,6 +484,8 @@ class RowMaker:
                 # The other fields are about generated text.
                 own = {PROMPT: own[PROMPT]} if PROMPT in own else {}
             if not isinstance(own.get(PROMPT, ""), str):
+                if self._image is not None:
+                    raise InvalidRequest(PROMPT, "got tokens beside a picture", "give text")
                 fields = own
             else:
                 own.pop(PROMPT, None)
@@ -447,7 +496,8 @@ class RowMaker:
                     text = self._prompt(values or {})
                 if not text:
                     raise InvalidRequest(columns, "empty", "give text")
-                fields = own | self._text_fields(text, chat=self._chats(model))
+                shown, picture = self._picture(values)
+                fields = own | self._text_fields(text, chat=self._chats(model), picture=shown)
         self.ignored.update(ignored_fields(fields))
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
@@ -461,13 +511,37 @@ class RowMaker:
             fields["model"] = only_model(self._models, vectors=True)
         elif fields.get("model") is None:
             fields["model"] = self._only_model()
-        return fields, columns
+        return fields, columns, picture
 
-    def _text_fields(self, text: str, *, chat: bool) -> dict[str, Any]:
+    def _picture(self, values: Any) -> tuple[PictureUrl | None, str]:
+        """The picture of a record, and what a sentence calls it; None without one.
+
+        Raises:
+            InvalidRequest: see `read_picture`; or if the record must have one and does not.
+        """
+        name = self._image
+        if name is None or not isinstance(values, dict):
+            return None, ""
+        value = values.get(name)
+        if _is_blank(value):
+            if self._shape.empty == "run":
+                return None, ""
+            raise InvalidRequest(name, "empty", "give the path of a picture")
+        try:
+            picture, told = read_picture(value, self._folder)
+        except InvalidRequest as error:
+            error.field = name
+            raise
+        return picture, f"{name}: {told:.200}"
+
+    def _text_fields(
+        self, text: str, *, chat: bool, picture: PictureUrl | None = None
+    ) -> dict[str, Any]:
         """The fields of a request for a text that was made of a record."""
         if self._shape.embed:
             return {"input": text}
-        return text_fields(text, chat=chat, system=self._shape.system)
+        content = text if picture is None else with_picture(text, picture)
+        return text_fields(content, chat=chat, system=self._shape.system)
 
     def _prompt(self, values: Mapping[str, Any]) -> str:
         return self._template.render(values, with_empty=self._shape.empty == "run")
@@ -510,8 +584,9 @@ class RowMaker:
 
     def _chats(self, model: str) -> bool:
         """Whether a text goes to a model as a message."""
-        needed = self._shape.system is not None or "tools" in self._shape.sampling
-        return not self._shape.raw and (needed or takes_chats(self._models, model))
+        shape = self._shape
+        needed = shape.system is not None or "tools" in shape.sampling or self._image is not None
+        return not shape.raw and (needed or takes_chats(self._models, model))
 
     def _check(self, fields: dict[str, Any], columns: str) -> GenerationRequest:
         try:
@@ -519,8 +594,7 @@ class RowMaker:
             require_served(request, self._models)
             require_fit(request, self._models)
         except InvalidRequest as error:
-            if columns and is_of_prompt(error.field):
-                error.field = columns
+            error.field = named_field(error.field, columns, self._image) or error.field
             raise
         if self._require_known:
             require_known(request, self._models)

@@ -46,9 +46,9 @@ queue_anyway_option = option(
 def run(queue_anyway: bool, detached: bool, redis_url: str | None, **values: Any) -> None:
     """Run the requests of INPUT ("-" is stdin), or resume.
 
-    INPUT is OpenAI Batch JSONL; or JSONL objects, CSV, TSV or Parquet for --template or with
-    messages; or plain text, one prompt per line. Names that end in .gz are unzipped. Sampling
-    options apply to rows that do not set them. Errors go to OUTPUT.errors.jsonl.
+    INPUT is OpenAI Batch JSONL; JSONL objects, CSV, TSV or Parquet for --template or with messages;
+    prompts, one per line; or a folder of pictures. Names in .gz are unzipped. Sampling options
+    apply to rows without them.
 
     Exit codes: 0 all rows are done, 1 some failed, 2 usage, 3 Redis unreachable, 130 interrupted.
     """

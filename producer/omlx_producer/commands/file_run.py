@@ -43,7 +43,7 @@ ordered_option = option(
 )
 
 FIRST = (
-    *("template", "format", "system", "max_completion_tokens", "temperature"),
+    *("template", "image", "format", "system", "max_completion_tokens", "temperature"),
     *("response_format", "choice", "limit", "dry_run", "output", "keep"),
 )
 """The options of a run that most users need."""
@@ -52,6 +52,7 @@ _INPUT = (
     click.argument("input"),
     run_options("Input", "template", "format", "delimiter", "id_field", "empty"),
 )
+_PICTURES = run_options("Input", "image")
 _RUN = (
     run_options("Run", "window", "job_timeout", "limit"),
     _run(
@@ -71,12 +72,13 @@ _RUN = (
 )
 _OPTIONS = (
     *_INPUT,
+    _PICTURES,
     run_options("Request", "raw", "system", "priority"),
     sampling_options,
     *_RUN,
     output_option(),
     ordered_option,
-    run_options("Output", "with_body", "keep", "csv_safe"),
+    run_options("Output", "with_body", "keep", "each", "csv_safe"),
     progress_option,
 )
 _VECTOR_OPTIONS = (
@@ -146,6 +148,8 @@ class FileRun:
             raise click.UsageError(
                 "--keep needs a file as input, and an output; it reads the input again at the end"
             )
+        if asked.get("each") is not None and detached:
+            raise click.UsageError("--each needs an output; leave it out, or --detach")
         return made
 
     def options(self) -> RunOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _READ_AGAIN = "leave it out (after a restart a shared prefix is read once more)"
+_TEMPLATE = "use --template, which asks each row or picture"
 _BY_CRON = "let cron run omlx-submit pause ALIAS and omlx-submit resume ALIAS"
 _BY_A_PROXY = "set limits of keys in a proxy before the gateway, such as LiteLLM"
 _INSTEAD = {
@@ -13,6 +14,7 @@ _INSTEAD = {
         "does it",
         "--chat": "leave it out (a text is a chat where the model has a chat template)",
         "--json-schema": "use --schema",
+        "--prompt": _TEMPLATE,
     },
     "omlx-worker": {
         "convert": "use mlx_lm.convert, then run with --mtp-from ORIGINAL",
@@ -32,6 +34,7 @@ _INSTEAD = {
         "--only-on-power": f"{_BY_CRON} by what pmset -g batt says; "
         "caffeinate -i -w PID keeps a Mac awake",
         "--patience": "leave it out (fixed at 30 seconds)",
+        "--prompt": _TEMPLATE,
         "--prefix-dir": _READ_AGAIN,
         "--prefix-dir-limit": _READ_AGAIN,
         "--stream-ttl": "leave it out (fixed at a day)",

@@ -33,6 +33,7 @@ _SHORTER = {
     "thinking_token_budget": "--thinking-budget",
     "n": "-n",
 }
+_METAVARS = {"model": "ALIAS", "image": "COLUMN", "each": "DIR"}
 # Fields of scores and vectors, which no printed text shows; fields with an option elsewhere; and
 # parallel_tool_calls, which has none.
 _LEFT_OUT = frozenset(
@@ -95,7 +96,7 @@ def _field_option(
             told = f"{told}  [{remedy}]"
         if not shown and field.default is not None:
             told = f"{told}  [default: {field.default}]"
-        metavar = "ALIAS" if name == "model" else None
+        metavar = _METAVARS.get(name)
         return made(
             *names,
             name,

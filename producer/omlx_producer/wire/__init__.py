@@ -108,6 +108,7 @@ from omlx_producer.wire.request import (
     text_fields,
 )
 from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS, RequestPart
+from omlx_producer.wire.responses import chat_fields
 from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
@@ -172,6 +173,7 @@ __all__ = [
     "ToolChoiceOption",
     "Usage",
     "answer_text",
+    "chat_fields",
     "embedding_requests",
     "events_key",
     "parse_event",

@@ -545,11 +545,15 @@ FILTERS: dict[str, float] = {
 """The fields that are filters, with their neutral values."""
 
 
-def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:
-    """The fields of a request for a text: a prompt, or with ``chat`` a user message."""
+def text_fields(content: Any, *, chat: bool, system: str | None) -> dict[str, Any]:
+    """The fields of a request for a text: a prompt, or with ``chat`` a user message.
+
+    Args:
+        content: the text, or in a chat the parts of the message.
+    """
     if not chat:
-        return {"prompt": text}
-    messages = [{"role": "user", "content": text}]
+        return {"prompt": content}
+    messages = [{"role": "user", "content": content}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     return {"messages": messages}

@@ -20,6 +20,7 @@ from omlx_worker import batch as batch_module
 from omlx_worker import cli
 from omlx_worker.queue.embedded import running_url
 from tests.helpers.bulk_runs import count_lines, ids, write_rows
+from tests.helpers.image_parts import grey
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import ALIAS, wait_for, worker_process
 
@@ -63,6 +64,15 @@ def test_a_worker_of_this_machine_runs_the_rows(batch: Batch, at_home: str, tmp_
     assert done.exit_code == 0, done.output
     assert f"of this machine serves {ALIAS}; using it\n" in done.stderr
     assert sorted(ids(tmp_path / "out.jsonl")) == [f"r{n}" for n in range(5)]
+
+
+def test_a_folder_of_pictures_is_an_input(batch: Batch, at_home: str, tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans/a.png").write_bytes(grey())
+    command = ("-m", ALIAS, "scans", "-o", "out.jsonl", "--template", "What is it?")
+    done = batch(*command, "--redis-url", at_home)
+    assert done.exit_code == 0, done.output
+    assert ids(tmp_path / "out.jsonl") == ["a.png"]
 
 
 def test_options_that_a_running_worker_decides_itself_are_named(

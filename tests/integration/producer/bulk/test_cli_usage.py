@@ -58,7 +58,7 @@ def test_a_dry_run_tells_pictures_and_their_tokens(
     done = run("run", "rows.jsonl", "--dry-run")
     found = json.loads(done.stdout)
     assert (found["pictures"], found["picture_tokens"]) == (2, 64)
-    assert (found["prompt_tokens"], found["prompt_tokens_exact"]) == (2, False)
+    assert (found["prompt_tokens"], found["prompt_tokens_exact"]) == (2 + 2 * 64, False)
     assert found["ignored_fields"] == {"image_url.detail": 1}
     assert done.stderr.startswith(
         "line 2, id 'b': messages[0].content[0].image_url.url: got 'scans/a.png', and workers"

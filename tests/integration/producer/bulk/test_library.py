@@ -222,7 +222,10 @@ def test_an_option_is_refused_by_its_name(producer: Producer) -> None:
         ({"job_timeout": -1}, "job_timeout: got -1; give a whole number of at least 1"),
         ({"limit": 0}, "limit: got 0; give a whole number of at least 1"),
         ({"priority": "urgent"}, "priority: got 'urgent'; give one of high, default and bulk"),
-        ({"format": "xml"}, "format: got 'xml'; give one of jsonl, text, csv and parquet"),
+        (
+            {"format": "xml"},
+            "format: got 'xml'; give one of jsonl, text, csv, parquet and pictures",
+        ),
         ({"empty": "no"}, "empty: got 'no'; give one of skip, fail and run"),
         ({"template": 5}, "template: got 5; give text"),
         ({"queue_anyway": True}, "queue_anyway: is of the command; give require_known_model=False"),

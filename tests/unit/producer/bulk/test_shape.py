@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from omlx_producer.bulk.records import Record
 from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
 from omlx_producer.bulk.shape import RowMaker, Shape, Template
 from tests.helpers.bulk_runs import batch_line
+from tests.helpers.image_parts import grey
 
 MODELS = {"fake": ModelInfo(model="fake", context_length=1000, longest_token=1)}
 
@@ -138,6 +140,30 @@ def test_a_refusal_of_a_worker_names_the_columns_of_its_row(
     refused = RowResult(row, "", code="invalid_request", reason=told, field="messages")
     read = RowResult.of_line(row, write_line(refused))
     assert read.reason == f"{field}: 9 tokens do not fit"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"), [("Is it {colour}?", "colour"), ("What is it?", "messages[0].content")]
+)
+def test_a_refusal_of_a_picture_names_its_column_and_path(
+    tmp_path: Path, template: str, text: str
+) -> None:
+    (tmp_path / "a.png").write_bytes(grey())
+    shape = Shape(template=template, image="photo")
+    models = {"fake": MODELS["fake"].model_copy(update={"picture_tokens": 64})}
+    maker = RowMaker("csv", shape, models, folder=tmp_path)
+    row = maker.make(Record(1, {"photo": "a.png", "colour": "grey"}))
+    assert isinstance(row, Row), row
+    fields = [*row.request.pictures, "messages[0].content"]
+    told = [f"{field}: is cut off; send the whole file" for field in fields]
+    refused = [
+        RowResult(row, "", code="invalid_request", reason=reason, field=field)
+        for field, reason in zip(fields, told, strict=True)
+    ]
+    assert [RowResult.of_line(row, write_line(each)).reason for each in refused] == [
+        "photo: 'a.png': is cut off; send the whole file",
+        f"{text}: is cut off; send the whole file",
+    ]
 
 
 @pytest.mark.parametrize("field", ["custom_id", "url", "body"])
