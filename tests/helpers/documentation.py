@@ -34,7 +34,7 @@ NOT_TYPED = {
     '--schema "customer, item, count int"': DOWNLOAD,
     "omlx-worker batch -m mlx-community/Qwen3-VL-4B-Instruct-4bit scans/ -o pages.csv "
     '--template "Read the bill." --schema "sender, date, total number"': DOWNLOAD,
-    "omlx-worker batch -m mlx-community/Qwen3-VL-4B-Instruct-4bit FOLDER --dry-run 16 "
+    ".venv/bin/omlx-worker batch -m mlx-community/Qwen3-VL-4B-Instruct-4bit FOLDER --dry-run 16 "
     '--template "What is on it?" > pictures.json': DOWNLOAD,
     'omlx-submit run scans/ -o pages.csv --template "Who sent it, and when?" '
     '--schema "sender, date"': SEES,
