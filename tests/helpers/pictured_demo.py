@@ -45,13 +45,14 @@ def write_pictured_demo(path: Path) -> Path:
     model = tokenizer["model"]
     gone = {token for token, number in model["vocab"].items() if number in TOKENS}
     model["vocab"] = {token: n for token, n in model["vocab"].items() if token not in gone}
-    model["merges"] = [
-        pair for pair in model["merges"] if not gone & {"".join(pair), *pair}
-    ]
+    model["merges"] = [pair for pair in model["merges"] if not gone & {"".join(pair), *pair}]
     special = tokenizer["added_tokens"][0] | {"special": True}
     for number, text in TOKENS.items():
         tokenizer["added_tokens"].append(special | {"id": number, "content": text})
     file.write_text(json.dumps(tokenizer))
     (path / "chat_template.jinja").write_text(TEMPLATE)
-    add_qwen_tower(path, token=4095)
+    add_qwen_tower(path)
+    file = path / "config.json"
+    config = json.loads(file.read_text()) | {"image_token_id": 4095}
+    file.write_text(json.dumps(config))
     return path
