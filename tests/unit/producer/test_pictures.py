@@ -113,11 +113,12 @@ def test_the_pictures_of_a_request_have_a_longest_size_together() -> None:
     )
 
 
-def test_no_sentence_and_no_form_for_people_has_a_pictures_base64() -> None:
+def test_no_sentence_and_no_form_for_people_has_a_picture() -> None:
     url = f"data:image/png;base64,{BASE64}"
     request = GenerationRequest.parse(linked(url))
     for told in (shown({"content": [url]}), shown(url), repr(request)):
         assert not any(BASE64[at : at + 8] in told for at in range(len(BASE64) - 8))
+        assert len(told) < 2000
 
 
 def test_pictures_are_refused_for_a_model_that_takes_none() -> None:
