@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,10 +16,15 @@ import mlx.core as mx
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils.tqdm import tqdm
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.terminal import in_units
 from omlx_worker.engine.rows.interface import ModelError, Tell
+from omlx_worker.engine.rows.tokens import same_vocabulary
+
+log = logging.getLogger(__name__)
 
 DEMO = "demo"
 
@@ -26,6 +33,13 @@ _BESIDE = (
     *("*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt"),
     "*_Dense/model.safetensors",
 )
+
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "vocab_size"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+    *("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
+)
+"""What the configurations of a model and its original have in common, where both name it."""
 
 _BASE_MODEL = re.compile(r"""^base_model:\s+(?:-\s+)?["']?([\w.-]+/[\w.-]+)""", re.MULTILINE)
 
@@ -150,10 +164,32 @@ class Original:
         whole = all((self.folder / file).is_file() for file in files)
         return whole if files else any(self.folder.glob(WEIGHTS))
 
-    def to_download(self, patterns: Sequence[str]) -> int:
+    def fetch(self, patterns: Sequence[str], part: str) -> list[Path]:
+        """These files, complete; those of a repository are downloaded first.
+
+        Args:
+            part: what is wanted of them, for the log.
+
+        Raises:
+            ModelError: if one is missing, has not all of its bytes, or does not fit the disk.
+        """
+        if self.revision is not None:
+            self._announce(self._to_download(patterns), part)
+            _download(self.name, self.option, patterns, self.revision)
+        for pattern in patterns:
+            if not any(self.folder.glob(pattern)):
+                raise self.error(f"{pattern} is missing from it")
+        found = sorted({path for pattern in patterns for path in self.folder.glob(pattern)})
+        for path in found:
+            try:
+                # Reads the header, and compares it with the file's size.
+                mx.load(str(path))
+            except RuntimeError:
+                raise self.error(f"{path.name} is incomplete; download it again") from None
+        return found
+
+    def _to_download(self, patterns: Sequence[str]) -> int:
         """Bytes of these files that must be downloaded; 0 where the hub does not tell."""
-        if self.revision is None:
-            return 0
         try:
             listed = snapshot_download(
                 self.name,
@@ -167,27 +203,45 @@ class Original:
             return 0
         return sum(file.file_size or 0 for file in listed if file.will_download)
 
-    def fetch(self, patterns: Sequence[str]) -> list[Path]:
-        """These files, complete; those of a repository are downloaded first.
+    def _announce(self, download: int, part: str) -> None:
+        if not download:
+            return
+        free = shutil.disk_usage(self.folder).free
+        wanted, left = in_units(download), in_units(free)
+        if download > free:
+            raise self.error(
+                f"{wanted} must be downloaded to {self.folder}, and {left} are free; make room"
+            )
+        log.warning("%s %s: downloads %s for %s", self.option, self.name, wanted, part)
+
+    def require_kin(self, config: Mapping[str, Any], tokenizer: TokenizerWrapper) -> None:
+        """Refuse it for a model that was not made of it.
+
+        Args:
+            config: of the model, and ``tokenizer``, its own.
 
         Raises:
-            ModelError: if one is missing or has not all of its bytes.
+            ModelError: if they differ in family, sizes or tokens.
         """
-        if self.revision is not None:
-            _download(self.name, self.option, patterns, self.revision)
-        for pattern in patterns:
-            if not any(self.folder.glob(pattern)):
-                raise ModelError(f"{self.option} {self.name}: {pattern} is missing from it")
-        found = sorted({path for pattern in patterns for path in self.folder.glob(pattern)})
-        for path in found:
-            try:
-                # Reads the header, and compares it with the file's size.
-                mx.load(str(path))
-            except RuntimeError:
-                raise ModelError(
-                    f"{self.option} {self.name}: {path.name} is incomplete; download it again"
-                ) from None
-        return found
+        remedy = "give the repository that the model was converted from"
+        family = str(config["model_type"]).removesuffix("_text")
+        if self.family != family:
+            raise self.error(f"its family is {self.family}, and the model's is {family}; {remedy}")
+        ours, theirs = config.get("text_config", config), self.text_config
+        for name in _SIZES:
+            if name in ours and name in theirs and ours[name] != theirs[name]:
+                raise self.error(
+                    f"its {name} is {theirs[name]}, and the model's is {ours[name]}; {remedy}"
+                )
+        try:
+            other = load_tokenizer(self.folder)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self.error(f"its tokenizer cannot be read: {one_line(str(error))}") from None
+        if not same_vocabulary(tokenizer.get_vocab(), other.get_vocab()):
+            raise self.error(f"its tokens have other ids than the model's; {remedy}")
+
+    def error(self, said: str) -> ModelError:
+        return ModelError(f"{self.option} {self.name}: {said}")
 
 
 def _folder_of(model: str, option: str) -> Path | None:

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import load_tokenizer
 
 from omlx_producer.errors import one_line
-from omlx_producer.terminal import in_units
 from omlx_worker.engine.loading.checkpoint import WEIGHTS, Original, base_model
 from omlx_worker.engine.loading.identity import digest_of
 from omlx_worker.engine.models.mtp import (
@@ -32,18 +29,10 @@ from omlx_worker.engine.models.mtp import (
     text_model,
 )
 from omlx_worker.engine.rows.interface import ModelError
-from omlx_worker.engine.rows.tokens import same_vocabulary
 
 log = logging.getLogger(__name__)
 
 MTP_FROM = "--mtp-from"
-
-_SIZES = (
-    *("hidden_size", "num_hidden_layers", "vocab_size"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
-    *("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
-)
-"""What the configurations of a model and its original have in common, where both name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +108,7 @@ class Graft:
     ) -> tuple[MTPHead, dict[str, str]]:
         """The head, made from the original, and its metadata."""
         original = Original.find(self.original, MTP_FROM)
-        self._require_kin(original, config, tokenizer)
+        original.require_kin(config, tokenizer)
         head = new_head(network)
         dtype = text_model(network).model.norm.weight.dtype
         weights = self._weights(original, network)
@@ -134,15 +123,14 @@ class Graft:
 
     def _weights(self, original: Original, network: nn.Module) -> Weights:
         """The head's tensors, their files downloaded first."""
-        none = self._error("it has no MTP head; give the repository that the model is made of")
+        none = original.error("it has no MTP head; give the repository that the model is made of")
         index, layers = original.index, original.text_config.get("num_hidden_layers")
         files = sorted({file for tensor, file in index.items() if is_of_head(tensor, layers)})
         if index and not files:
             raise none
-        self._announce(original, files or [WEIGHTS])
         found: Weights = {}
         raw = False
-        for file in original.fetch(files or [WEIGHTS]):
+        for file in original.fetch(files or [WEIGHTS], "its MTP head"):
             tensors, metadata = _read(file)
             found |= {name: each for name, each in tensors.items() if is_of_head(name, layers)}
             raw |= metadata.get("format") == "pt"
@@ -154,40 +142,6 @@ class Graft:
         if fault:
             raise self._error(f"its MTP head cannot be used ({fault})")
         return {name.removeprefix("mtp."): value for name, value in weights.items()}
-
-    def _announce(self, original: Original, files: list[str]) -> None:
-        download = original.to_download(files)
-        if not download:
-            return
-        free = shutil.disk_usage(original.folder).free
-        wanted, left = in_units(download), in_units(free)
-        if download > free:
-            raise self._error(
-                f"{wanted} must be downloaded to {original.folder}, and {left} are free; make room"
-            )
-        log.warning("%s %s: downloads %s for its MTP head", MTP_FROM, self.original, wanted)
-
-    def _require_kin(
-        self, original: Original, config: Mapping[str, Any], tokenizer: TokenizerWrapper
-    ) -> None:
-        remedy = "give the repository that the model was converted from"
-        family = str(config["model_type"]).removesuffix("_text")
-        if original.family != family:
-            raise self._error(
-                f"its family is {original.family}, and the model's is {family}; {remedy}"
-            )
-        ours, theirs = config.get("text_config", config), original.text_config
-        for name in _SIZES:
-            if name in ours and name in theirs and ours[name] != theirs[name]:
-                raise self._error(
-                    f"its {name} is {theirs[name]}, and the model's is {ours[name]}; {remedy}"
-                )
-        try:
-            other = load_tokenizer(original.folder)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._error(f"its tokenizer cannot be read: {one_line(str(error))}") from None
-        if not same_vocabulary(tokenizer.get_vocab(), other.get_vocab()):
-            raise self._error(f"its tokens have other ids than the model's; {remedy}")
 
     def _keep(self, made: tuple[MTPHead, dict[str, str]], file: Path) -> None:
         head, metadata = made
