@@ -53,6 +53,7 @@ KNOWN = frozenset(
         "OMLX_QUEUE_STATE_DIR",
         "OMLX_QUEUE_SWITCH_AFTER",
         "OMLX_QUEUE_THINKING_BUDGET",
+        "OMLX_QUEUE_VISION_FROM",
     }
 )
 

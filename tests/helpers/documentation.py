@@ -55,6 +55,7 @@ NOT_TYPED = {
         DOWNLOAD
     ),
     "omlx-worker run -m Qwen3.5-9B-4bit --mtp-from Qwen/Qwen3.5-9B": DOWNLOAD,
+    "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --vision-from Qwen/Qwen3.5-9B": DOWNLOAD,
     "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --fixed-shapes --max-batch 8": DOWNLOAD,
     "omlx-worker run -m Qwen/Qwen3-Embedding-0.6B --embedded-redis": DOWNLOAD,
     'omlx-submit embed releases-500.csv -o vectors.parquet --template "{call}" --keep': EMBEDS,

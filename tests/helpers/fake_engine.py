@@ -96,6 +96,7 @@ class FakeEngine:
         self.max_rows = max_rows
         self.max_depth = self.own_depth = 0
         self.head_hint = None
+        self.tower_hint = None
         self.drafters: str | None = None
         self.step_seconds = step_seconds
         self.states: dict[Row, _State] = {}

@@ -85,7 +85,7 @@ def qwen_weights(deep: int, out: int = 64, seed: int = 0) -> dict[str, mx.array]
 
 
 def add_qwen_tower(
-    path: Path, deep: int = 0, *, prefix: str = "model.visual.", **vision: Any
+    path: Path, deep: int = 0, *, token: int = QWEN_TOKENS["image_token_id"], **vision: Any
 ) -> Path:
     """Give a checkpoint of a Qwen a tower.
 
@@ -93,7 +93,7 @@ def add_qwen_tower(
         path: from `tests.helpers.checkpoints`, or an empty folder, which becomes one without a text
             model.
         deep: layers of the text model that take features of their own.
-        prefix: of its tensors' names.
+        token: where vectors stand.
     """
     file = path / "config.json"
     if file.is_file():
@@ -108,10 +108,15 @@ def add_qwen_tower(
     if not rope:
         turn = {"rope_theta": 100_000, "partial_rotary_factor": 0.25}
         text["rope_parameters"] = _ROPE | turn
-    config |= {"vision_config": vision} | QWEN_TOKENS
+    config |= {"vision_config": vision} | QWEN_TOKENS | {"image_token_id": token}
     file.write_text(json.dumps(config))
     weights = qwen_weights(deep, vision["out_hidden_size"])
-    named = {f"{prefix}{name}": value for name, value in weights.items()}
+    named = {f"model.visual.{name}": value for name, value in weights.items()}
     mx.save_safetensors(str(path / "model-tower.safetensors"), named, {"format": "pt"})
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        files = json.loads(index.read_text())["weight_map"]
+        files |= dict.fromkeys(named, "model-tower.safetensors")
+        index.write_text(json.dumps({"weight_map": files}))
     (path / "preprocessor_config.json").write_text(json.dumps(QWEN_PICTURES))
     return path

@@ -32,7 +32,7 @@ from omlx_worker.settings import WorkerSettings
 
 # Options that a running worker has decided for itself, all of the worker, and where Redis is.
 _DECIDED = (
-    *("mtp_from", "drafter", "max_batch", "max_pixels", "mode"),
+    *("mtp_from", "vision_from", "drafter", "max_batch", "max_pixels", "mode"),
     *("mtp_depth", "fixed_shapes", "memory_limit"),
 )
 _WORKERS = ("model", "model_alias", *_DECIDED)

@@ -34,6 +34,8 @@ def load_or_end(settings: WorkerSettings, tell: Tell) -> DecodingEngine:
         engine = load_engine(settings, tell)
         if engine.head_hint:
             log.warning("%s", engine.head_hint)
+        if engine.tower_hint:
+            log.info("%s", engine.tower_hint)
         return engine
     except Exception:
         from omlx_worker.engine.engine import end_streams
@@ -63,6 +65,7 @@ def load_engine(settings: WorkerSettings, tell: Tell = lambda _: None) -> Decodi
         prefixes=_prefixes(settings),
         chat_tokens=settings.default_max_tokens,
         thinking_budget=settings.thinking_budget,
+        vision_from=settings.vision_from,
         max_pixels=settings.max_pixels,
         kernels_dir=settings.state_dir,
         fixed=settings.fixed_shapes,

@@ -24,7 +24,7 @@ from omlx_worker.options import (
 @click.command(cls=ModelCommand)
 @settings_options(
     {
-        *("model", "mtp_from", "drafter", "state_dir"),
+        *("model", "mtp_from", "vision_from", "drafter", "state_dir"),
         *("mode", "mtp_depth", "memory_limit"),
     }
 )

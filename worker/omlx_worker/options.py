@@ -19,7 +19,7 @@ from omlx_worker.mac.buffers import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
 
 SECTIONS = {
-    "Model": ("model", "model_alias", "mtp_from", "switch_after"),
+    "Model": ("model", "model_alias", "mtp_from", "vision_from", "switch_after"),
     "Decoding": (
         *("max_batch", "default_max_tokens", "thinking_budget", "max_pixels", "mode"),
         *("drafter", "mtp_depth", "fixed_shapes", "state_dir"),

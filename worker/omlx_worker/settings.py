@@ -63,6 +63,9 @@ class WorkerSettings(BaseSettings):
     mtp_from: str | None = Field(
         default=None, description="Take its MTP head from this original, named likewise."
     )
+    vision_from: str | None = Field(
+        default=None, description="Take its vision tower from this original, named likewise."
+    )
     redis_url: str | None = Field(
         default=None, description="The Redis server; else REDIS_URL, or this machine."
     )

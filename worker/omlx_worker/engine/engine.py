@@ -32,12 +32,14 @@ class DecodingEngine:
     Attributes:
         head: where the MTP head that drafts came from; None if none does.
         head_hint: what would draft for a model of this family, and how; None for nothing more.
+        tower_hint: what would look at pictures for it, and how; None if it does, or nothing would.
         contest: decides which kernels run.
         shapes: runs through those that rows may meet; None where rows are only read.
     """
 
     head: str | None = None
     head_hint: str | None = None
+    tower_hint: str | None = None
     contest: Contest = HERE
     shapes: WarmUp | None = None
 

@@ -38,7 +38,14 @@ from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
 from omlx_worker.engine.loading.tokenizer import markers_of, read_tokenizer
-from omlx_worker.engine.loading.towers import Sight, Tower, read_sight, read_tower
+from omlx_worker.engine.loading.towers import (
+    Sight,
+    Tower,
+    read_sight,
+    read_tower,
+    take_tower,
+    tower_hint,
+)
 from omlx_worker.engine.models.mtp import MTPHead, with_head
 from omlx_worker.engine.models.ragged_model import Unsupported
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -93,6 +100,7 @@ def load_engine(
     prefixes: int = 0,
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
     thinking_budget: int | None = None,
+    vision_from: str | None = None,
     max_pixels: int | None = None,
     kernels_dir: Path | None = None,
     fixed: bool = False,
@@ -110,6 +118,8 @@ def load_engine(
         prefixes: bytes of beginnings of prompts that are kept; 0 for none.
         chat_tokens: of a chat that sets no limit, at most.
         thinking_budget: of a chat that sets none; None for no limit.
+        vision_from: the original that its vision tower is taken from; None for its own, if it has
+            one.
         max_pixels: see `read_tower`.
         kernels_dir: keeps which kernels are used on this device; None to measure at each start.
         fixed: fixed shapes; see `RaggedDecoder`.
@@ -128,7 +138,10 @@ def load_engine(
             raise ModelError(f"--fixed-shapes: leave it out, because {model} makes vectors")
     network, tokenizer, config = load(path, graft=graft if depth else None)
     embedder = read_embedder(path, config) if embedding else None
-    tower = read_tower(path, config, max_pixels)
+    if vision_from is None:
+        tower = read_tower(path, config, max_pixels)
+    else:
+        tower = take_tower(vision_from, config, tokenizer, max_pixels)
     head: MTPHead | None = getattr(network, "mtp", None)
     if not depth:
         drafter = NO_DRAFTER
@@ -163,6 +176,8 @@ def load_engine(
         family, decoder, tokenizer, prompters.rows, info, max_rows, drafter, repeats=fixed
     )
     engine.contest = contest
+    if tower is None:
+        engine.tower_hint = tower_hint(config, model)
     if not embedder:
         engine.shapes = WarmUp(decoder, 1 if fixed else max_rows)
     if drafter == HEAD:

@@ -1,17 +1,19 @@
-"""Reads the vision tower of a checkpoint."""
+"""Reads the vision tower of a checkpoint, or of the original that it was converted from."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.loading.checkpoint import WEIGHTS
+from omlx_worker.engine.loading.checkpoint import WEIGHTS, Original
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.picture import Sight as Sight
 from omlx_worker.engine.towers.qwen3_vl import Qwen3VLSight, Qwen3VLTower
@@ -41,6 +43,8 @@ _QWEN = _Family(
 )
 FAMILIES = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN)
 """By the types of models that take pictures here."""
+
+VISION_FROM = "--vision-from"
 
 _UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
@@ -78,24 +82,80 @@ def read_tower(path: Path, config: Mapping[str, Any], max_pixels: int | None) ->
         ModelError: if its files cannot be used, or pixels are limited without a tower.
     """
     family = _family_of(config)
-    tower = family and _read(family, path, config, max_pixels)
+    try:
+        tower = family and _read(family, sorted(path.glob(WEIGHTS)), config, max_pixels)
+    except _UNUSABLE as error:
+        raise _refused(path, error) from None
     if tower is None and max_pixels is not None:
         raise ModelError(f"--max-pixels: leave it out, because {path} has no vision tower")
     return tower
 
 
-def _read(
-    family: _Family, path: Path, config: Mapping[str, Any], max_pixels: int | None
-) -> Tower | None:
+def take_tower(
+    name: str, config: Mapping[str, Any], tokenizer: TokenizerWrapper, max_pixels: int | None
+) -> Tower:
+    """The vision tower of the original checkpoint that a model was converted from, as it is there.
+
+    Args:
+        name: of the original, a directory or a Hugging Face repository, in either of which only the
+            files that hold the tower are wanted.
+        config: of the model, and ``tokenizer``, its own.
+        max_pixels: see `read_sight`.
+
+    Raises:
+        ModelError: if the original has no tower for it.
+    """
+    original = Original.find(name, VISION_FROM)
+    if original.config.get("model_type") not in FAMILIES:
+        raise original.error(
+            f"pictures are not read by its family, {original.family}; leave it out"
+        )
+    original.require_kin(config, tokenizer)
+    none = original.error("it has no vision tower; give the repository that the model is made of")
+    family = _family_of(original.config)
+    if family is None:
+        raise none
+    index = original.index
+    files = sorted({file for tensor, file in index.items() if family.names.fullmatch(tensor)})
+    if index and not files:
+        raise none
+    paths = original.fetch(files or [WEIGHTS], "its vision tower")
     try:
-        weights = dict[str, mx.array]()
-        for file in sorted(path.glob(WEIGHTS)):
-            tensors: Any = mx.load(str(file))
-            matches = {name: family.names.fullmatch(name) for name in tensors}
-            weights |= {match["name"]: tensors[name] for name, match in matches.items() if match}
-        return family.tower(config, _settings(path), max_pixels, weights) if weights else None
+        tower = _read(family, paths, original.config, max_pixels)
     except _UNUSABLE as error:
-        raise _refused(path, error) from None
+        raise original.error(f"its vision tower cannot be loaded: {one_line(str(error))}") from None
+    if tower is None:
+        raise none
+    return tower
+
+
+def tower_hint(config: Mapping[str, Any], model: str) -> str | None:
+    """How to get the tower that a model's conversion has dropped; None if its family has none.
+
+    Args:
+        model: its name.
+    """
+    if config["model_type"] not in FAMILIES or "image_token_id" not in config:
+        return None
+    command = f"omlx-worker run -m {shlex.quote(model)} {VISION_FROM} ORIGINAL"
+    return (
+        f"the model's files have no vision tower; get it with: {command} "
+        "(ORIGINAL is the repository that the model was converted from)"
+    )
+
+
+def _read(
+    family: _Family, files: Sequence[Path], config: Mapping[str, Any], max_pixels: int | None
+) -> Tower | None:
+    """The tower in some files of a checkpoint; None if they have none."""
+    weights = dict[str, mx.array]()
+    for file in files:
+        tensors: Any = mx.load(str(file))
+        matches = {name: family.names.fullmatch(name) for name in tensors}
+        weights |= {match["name"]: tensors[name] for name, match in matches.items() if match}
+    if not weights:
+        return None
+    return family.tower(config, _settings(files[0].parent), max_pixels, weights)
 
 
 def _family_of(config: Mapping[str, Any]) -> _Family | None:
