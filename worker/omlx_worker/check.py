@@ -36,6 +36,7 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
         "no_drafts_because": _objection(settings, engine),
         "head": engine.head,
         "head_hint": engine.head_hint,
+        "picture_tokens": engine.info.picture_tokens,
         "tower_hint": engine.tower_hint,
         "answers": engine.answers,
         "weights": engine.weight_bytes,
@@ -53,6 +54,7 @@ def examine(settings: WorkerSettings) -> dict[str, Any]:
 def described(found: Mapping[str, Any]) -> str:
     """What `examine` found, a line each."""
     drafts = f"up to {found['draft_depth']} a step by {found['drafts_by']}"
+    pictures = f"of up to {found['picture_tokens']} tokens each"
     per_row = {
         "token": "{} a token",
         "sliding": "up to {} a row for sliding windows",
@@ -67,7 +69,7 @@ def described(found: Mapping[str, Any]) -> str:
         "slow": "; ".join(found["slow"]),
         "drafts": drafts if found["drafts_by"] else f"none: {found['no_drafts_because']}",
         "head": f"from {found['head']}" if found["head"] else found["head_hint"],
-        "pictures": found["tower_hint"],
+        "pictures": pictures if found["picture_tokens"] else found["tower_hint"],
         "answers": found["answers"],
         "weights": in_units(found["weights"]),
         "cache": " + ".join(cache),

@@ -28,6 +28,7 @@ from tests.helpers.checkpoints import (
     write_qwen,
 )
 from tests.helpers.families import SLIDING
+from tests.helpers.towers import add_qwen_tower
 
 # Float32 on a CPU, half of it on a GPU.
 BYTES = 4
@@ -125,6 +126,18 @@ def test_it_says_where_the_head_came_from_or_how_to_get_it(tmp_path: Path, llama
     for model, *options in [(llama,), (copy, "--mode", "batched")]:
         found = checked(model, *options)
         assert (found["head"], found["head_hint"]) == (None, None)
+
+
+def test_it_says_how_large_pictures_are_or_how_to_get_the_tower(tmp_path: Path) -> None:
+    qwen = add_qwen_tower(write_qwen(tmp_path / "qwen"))
+    copy = convert_without_head(qwen, tmp_path / "copy")
+    command = f"omlx-worker run -m {copy} --vision-from ORIGINAL"
+
+    plain = check(copy, "--mode", "batched").stdout
+    taken = check(copy, "--mode", "batched", "--vision-from", str(qwen)).stdout
+
+    assert f"pictures the model's files have no vision tower; get it with: {command} (" in plain
+    assert "pictures of up to 113 tokens each\n" in taken
 
 
 @pytest.mark.slow
