@@ -95,10 +95,19 @@ class Encoder:
                 raise InvalidRequest(field, str(error)) from None
             place = prompt.index(sight.token, read)
             wide += [*prompt[read:place], *sight.around[0]]
-            pictures.append(Picture(len(wide), rows, columns, data, sight.spatial))
+            kinds = sight.spatial, sight.both_ways
+            pictures.append(Picture(len(wide), rows, columns, data, *kinds))
             wide += [*[sight.token] * pictures[-1].count, *sight.around[1]]
             read = place + 1
-        return wide + prompt[read:], tuple(pictures)
+        wide += prompt[read:]
+        if pictures[-1].end == len(wide):
+            # A step decodes a prompt's last token, and knows no vectors.
+            raise InvalidRequest(
+                "messages",
+                f"the chat template of {self._info.model} writes nothing after the last picture",
+                "give a text after it",
+            )
+        return wide, tuple(pictures)
 
     def require_characters(self, field: str, characters: int) -> None:
         """Refuse texts that are too long even if all tokens were the longest.

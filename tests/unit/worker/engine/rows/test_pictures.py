@@ -31,6 +31,7 @@ def written(picture: str, text: str = "p.text", *, ends: str = "") -> str:
 # As the two families write a picture: with what is around its vectors, and without.
 QWEN = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
 QWENS = written("<|vision_start|><|image_pad|><|vision_end|>") + ANSWER
+PLAIN = written("<|image_pad|>") + ANSWER
 GEMMA = ["<|image|>", "<|image>", "<image|>"]
 GEMMAS = written("<|image|>", "p.text | trim") + ANSWER
 
@@ -38,7 +39,7 @@ GEMMAS = written("<|image|>", "p.text | trim") + ANSWER
 class Eight:
     """A vector for every eight pixels each way."""
 
-    most, spatial = 64, True
+    most, spatial, both_ways = 64, True, True
 
     def __init__(self, token: int, around: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         self.token, self.around = token, around
@@ -107,10 +108,17 @@ def test_a_prompt_has_a_token_for_each_vector_of_its_pictures_in_their_order(
         f"[user]one and{before}<1 x 3>{after}{before}<4 x 2>{after}two[assistant]"
     )
     [row] = model.rows(content)
-    assert [(picture.data, picture.spatial) for picture in row.pictures] == [
-        (WIDE, True),
-        (TALL, True),
-    ]
+    assert [picture.data for picture in row.pictures] == [WIDE, TALL]
+    assert all(picture.spatial and picture.both_ways for picture in row.pictures)
+
+
+def test_a_prompt_may_not_end_with_a_picture() -> None:
+    model = Model(written("<|image_pad|>"))
+    assert model.refusal([part_of("a"), image(WIDE)]) == (
+        "messages: the chat template of m writes nothing after the last picture; "
+        "give a text after it"
+    )
+    assert model.text([image(WIDE), part_of("a")]) == "[user]<1 x 3>a"
 
 
 def test_choices_of_a_request_share_its_pictures() -> None:
@@ -144,25 +152,23 @@ def test_chats_about_other_pictures_share_their_system_message() -> None:
     [
         # The system's content is a text: a list would be written as such.
         (
-            written("<|image_pad|>").replace("m.content is string", "m.role == 'system'"),
-            "[system]Be brief.[user]<1 x 3>a[user]b<4 x 2>",
+            PLAIN.replace("m.content is string", "m.role == 'system'"),
+            "[system]Be brief.[user]<1 x 3>a[user]b<4 x 2>[assistant]",
         ),
         # Everything comes in parts.
         (
-            written("<|image_pad|>").replace("m.content is string", "false"),
-            "[system]Be brief.[user]<1 x 3>a[user]b<4 x 2>",
+            PLAIN.replace("m.content is string", "false"),
+            "[system]Be brief.[user]<1 x 3>a[user]b<4 x 2>[assistant]",
         ),
         # There is no system.
         (
-            "{% if messages[0].role == 'system' %}{{ raise_exception('No!') }}{% endif %}"
-            + written("<|image_pad|>"),
-            "[user]Be brief.\n\n<1 x 3>a[user]b<4 x 2>",
+            "{% if messages[0].role == 'system' %}{{ raise_exception('No!') }}{% endif %}" + PLAIN,
+            "[user]Be brief.\n\n<1 x 3>a[user]b<4 x 2>[assistant]",
         ),
         # Nobody speaks twice.
         (
-            "{% if messages | length > 2 %}{{ raise_exception('No!') }}{% endif %}"
-            + written("<|image_pad|>"),
-            "[system]Be brief.[user]<1 x 3>a\n\nb<4 x 2>",
+            "{% if messages | length > 2 %}{{ raise_exception('No!') }}{% endif %}" + PLAIN,
+            "[system]Be brief.[user]<1 x 3>a\n\nb<4 x 2>[assistant]",
         ),
     ],
     ids=["texts", "parts", "no system", "turns"],
@@ -179,8 +185,8 @@ def test_a_template_that_leaves_out_a_picture_or_a_text_beside_it_is_refused() -
     told = "messages: the chat template of m does not take them: it leaves out "
     blind = Model(written(""))
     assert blind.refusal([part_of("Look!"), image()]) == f"{told}a picture"
-    hasty = Model(written("<|image_pad|>", "p.text if loop.first else ''"))
-    assert hasty.text([part_of("Look!"), image(WIDE)]) == "[user]Look!<1 x 3>"
+    hasty = Model(written("<|image_pad|>", "p.text if loop.first else ''") + ANSWER)
+    assert hasty.text([part_of("Look!"), image(WIDE)]) == "[user]Look!<1 x 3>[assistant]"
     assert hasty.refusal([image(), part_of("Look!")]) == f"{told}what the user says"
 
 
