@@ -16,6 +16,7 @@ from omlx_producer.errors import one_line
 from omlx_worker.engine.loading.checkpoint import WEIGHTS, Original
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.picture import Sight as Sight
+from omlx_worker.engine.towers.gemma4 import Gemma4Sight, Gemma4Tower
 from omlx_worker.engine.towers.qwen3_vl import Qwen3VLSight, Qwen3VLTower
 from omlx_worker.engine.towers.tower import Tower as Tower
 
@@ -41,7 +42,13 @@ _QWEN = _Family(
     Qwen3VLSight,
     Qwen3VLTower,
 )
-FAMILIES = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN)
+_GEMMA = _Family(
+    re.compile(r"(?:model\.)?(?P<name>(?:vision_tower|embed_vision)\..+)"),
+    Gemma4Sight,
+    Gemma4Tower,
+)
+_QWENS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = dict.fromkeys(_QWENS, _QWEN) | {"gemma4": _GEMMA}
 """By the types of models that take pictures here."""
 
 VISION_FROM = "--vision-from"

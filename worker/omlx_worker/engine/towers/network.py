@@ -62,7 +62,7 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float) ->
 
 
 def room_to_attend(heads: int, patches: int, bytes_each: int) -> int:
-    """Bytes that `attend` takes in passing, about: twice the scores, where it is not fused."""
+    """Bytes that `attend` takes in passing, about: thrice the scores, where it is not fused."""
     if mx.default_device() != mx.cpu:
         return 0
-    return 2 * heads * min(patches, _QUERIES) * patches * bytes_each
+    return 3 * heads * min(patches, _QUERIES) * patches * bytes_each

@@ -1,0 +1,123 @@
+"""A tiny Gemma 4 with a vision tower and random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from omlx_worker.engine.towers.gemma4 import Gemma4Tower
+from tests.helpers.checkpoints import write_tokenizer
+from tests.helpers.families import config_of, tiny
+
+VISION: dict[str, Any] = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 256,
+    "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+}
+"""A vector for 8 pixels, each way."""
+CLIPPED = {"use_clipped_linears": True, "standardize": True, "num_key_value_heads": 2}
+"""What some of the published towers have, and heads that share keys."""
+
+PICTURES = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70}
+HIDDEN, VOCABULARY = 64, 264
+IMAGE, BEGIN, END = 260, 261, 262
+_BOUNDS = {"input_min": -3.0, "input_max": 2.5, "output_min": -2.0, "output_max": 3.0}
+
+
+def config_with(vision: Mapping[str, Any], **text: Any) -> dict[str, Any]:
+    """The configuration of a checkpoint, with these differences."""
+    sizes = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY)
+    whole = config_of("gemma4_text") | sizes | text
+    return {
+        "model_type": "gemma4",
+        # transformers warns of a name that it no longer has.
+        "text_config": {name: value for name, value in whole.items() if name != "rope_scaling"},
+        "vision_config": VISION | vision,
+        "vocab_size": VOCABULARY,
+        "image_token_id": IMAGE,
+        "boi_token_id": BEGIN,
+        "eoi_token_id": END,
+    }
+
+
+def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Of a tower, by Hugging Face's names, so large that softmax, norms and bounds matter."""
+    vision, draw = config["vision_config"], np.random.default_rng(seed).standard_normal
+    size, inner, dims = (vision[n] for n in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, keys = (vision[f"num_{n}_heads"] * dims for n in ("attention", "key_value"))
+    values = {
+        "vision_tower.patch_embedder.input_proj.weight": draw(
+            (size, 3 * vision["patch_size"] ** 2)
+        ),
+        "vision_tower.patch_embedder.position_embedding_table": draw(
+            (2, vision["position_embedding_size"], size)
+        ),
+        "embed_vision.embedding_projection.weight": draw((HIDDEN, size)) / size**0.5,
+    }
+    if vision.get("standardize"):
+        values |= {f"vision_tower.std_{name}": 1 + 0.3 * draw(size) for name in ("bias", "scale")}
+    for n in range(vision["num_hidden_layers"]):
+        layer = f"vision_tower.encoder.layers.{n}"
+        for name in (
+            *("input_layernorm", "post_attention_layernorm"),
+            *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        ):
+            values[f"{layer}.{name}.weight"] = 1 + 0.3 * draw(size)
+        for name in ("q_norm", "k_norm"):
+            values[f"{layer}.self_attn.{name}.weight"] = 1 + 0.3 * draw(dims)
+        for name, shape in {
+            "self_attn.q_proj": (queries, size),
+            "self_attn.k_proj": (keys, size),
+            "self_attn.v_proj": (keys, size),
+            "self_attn.o_proj": (size, queries),
+            "mlp.gate_proj": (inner, size),
+            "mlp.up_proj": (inner, size),
+            "mlp.down_proj": (size, inner),
+        }.items():
+            values[f"{layer}.{name}.linear.weight"] = 2 * draw(shape) / shape[1] ** 0.5
+            if vision.get("use_clipped_linears"):
+                values |= {f"{layer}.{name}.{end}": np.array(at) for end, at in _BOUNDS.items()}
+    return {name: mx.array(value.astype(np.float32)) for name, value in values.items()}
+
+
+def tower_with(vision: Mapping[str, Any], **text: Any) -> Gemma4Tower:
+    """The tower of a model with these differences."""
+    config = config_with(vision, **text)
+    return Gemma4Tower(config, PICTURES, None, weights_of(config))
+
+
+def write_gemma(path: Path, vision: Mapping[str, Any] = {}, **text: Any) -> Path:
+    """A checkpoint with Hugging Face's names.
+
+    Args:
+        vision, text: what its configurations have else.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    config = config_with(vision, **text)
+    network = tiny("gemma4_text", **config["text_config"])
+    weights = {}
+    for name, value in tree_flatten(network.parameters()):
+        # Spread out, so that greedy choices are far from ties. Larger embeddings would outweigh the
+        # layers, and each token would repeat itself.
+        scale = 0.3 if "embed_tokens.w" in name else 3 if value.ndim > 1 else 1
+        weights[name.replace("model.", "model.language_model.", 1)] = value * scale
+    weights |= {f"model.{name}": value for name, value in weights_of(config).items()}
+    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "processor_config.json").write_text(json.dumps({"image_processor": PICTURES}))
+    write_tokenizer(path)
+    return path
