@@ -37,8 +37,8 @@ _UNREADABLE = (
 )
 """What Pillow raises at bytes that are not as its format says."""
 
-# `_decoded` refuses by the header what Pillow, at other sizes, only warns of.
-Image.MAX_IMAGE_PIXELS = None
+# Pillow warns of more, and refuses twice as many by a header, also of a frame within a picture.
+Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
 # Of broken EXIF and the like, in files that anybody may have sent: not for the worker's log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
@@ -85,14 +85,13 @@ def _decoded(data: bytes) -> tuple[Image.Image, int]:
         raise BadPicture(
             "the picture is no PNG, JPEG, WebP, TIFF or GIF file; convert it to one of these"
         ) from None
+    except Image.DecompressionBombError:
+        raise BadPicture(
+            f"the picture has over {MOST_PIXELS // 1_000_000} million pixels; make it smaller"
+        ) from None
     except _UNREADABLE as error:
         raise _undecodable(error) from None
     width, height = picture.size
-    if width * height > MOST_PIXELS:
-        raise BadPicture(
-            f"the picture has {width} x {height} pixels, and {MOST_PIXELS // 1_000_000} million "
-            "are the most; make it smaller"
-        )
     if max(width, height) > MOST_RATIO * min(width, height):
         raise BadPicture(
             f"the picture has {width} x {height} pixels, and its longer side may be "

@@ -39,6 +39,14 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
     )
 
 
+def gif_of_a_frame(width: int, height: int) -> bytes:
+    """A file of one pixel whose only frame says it has more, and is to be cleared behind it."""
+    cleared = b"\x21\xf9\x04\x08" + bytes(4)
+    frame = b"\x2c" + struct.pack("<4HB", 0, 0, width, height, 0)
+    screen = struct.pack("<2H3B", 1, 1, 0x80, 0, 0) + bytes(6)
+    return b"GIF89a" + screen + cleared + frame + b"\x02\x02\x4c\x01\x00\x3b"
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_picture_of_each_format_is_decoded(kind: str) -> None:
     data = saved(drawn(), kind)
@@ -136,8 +144,9 @@ BOMB = (b"zTXt", b"a\0\0" + zlib.compress(b"\0" * (1 << 27), 9))
         (b"", "the picture is empty; send all bytes of its file"),
         (b"<svg/>", "the picture is no PNG, JPEG, WebP, TIFF or GIF file; convert it to one"),
         (saved(drawn(), "BMP"), "the picture is no PNG, JPEG, WebP, TIFF or GIF file"),
-        (png(8001, 8000), "the picture has 8001 x 8000 pixels, and 64 million are the most"),
-        (png(1 << 30, 1 << 30), "the picture has 1073741824 x 1073741824 pixels, and 64 million"),
+        (png(8001, 8000), "the picture has over 64 million pixels; make it smaller"),
+        (png(1 << 30, 1 << 30), "the picture has over 64 million pixels; make it smaller"),
+        (gif_of_a_frame(8001, 8000), "the picture has over 64 million pixels; make it smaller"),
         (png(1, 201), "the picture has 1 x 201 pixels, and its longer side may be 200 times the"),
         (png(8, 8), "the picture cannot be decoded (image file is truncated"),
         (png(1, 1, BOMB), "the picture cannot be decoded (Decompressed data too large"),
