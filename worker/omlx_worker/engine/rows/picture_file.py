@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import warnings
 import zlib
@@ -17,6 +18,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "GIF")
 MOST_PIXELS = 64_000_000
 MOST_RATIO = 200
 """The longer side by the shorter one, at most: towers make neither shorter than a patch."""
+MOST_SCANS = 100
+"""Of a JPEG file, as libtiff has it for those within TIFF."""
 
 _UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -29,7 +32,8 @@ _UPRIGHT = {
 }
 """What undoes an orientation of EXIF (CIPA DC-008, 4.6.4)."""
 _ORIENTATION = 0x0112
-_SIDEWAYS = range(5, 9)
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+"""Of a JPEG file, with a length after it but at the end of a picture (ITU T.81, B.1.1.3)."""
 
 _UNREADABLE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError),
@@ -48,39 +52,24 @@ class BadPicture(ValueError):
 
 
 def size_of(data: bytes) -> tuple[int, int]:
-    """Width and height of a picture that stands upright. All of it is decoded, and dropped.
+    """Width and height of a picture's `pixels_of`, which are made and dropped.
 
     Raises:
-        BadPicture: if it cannot be decoded, or is too large.
+        BadPicture: as `pixels_of` does.
     """
-    picture, orientation = _decoded(data)
-    return picture.size[::-1] if orientation in _SIDEWAYS else picture.size
+    return pixels_of(data).size
 
 
 def pixels_of(data: bytes) -> Image.Image:
     """A picture in RGB, upright, on white where it is transparent; the first of an animation.
 
     Raises:
-        BadPicture: as `size_of` does.
+        BadPicture: if it cannot be decoded, or takes too much to decode.
     """
-    picture, orientation = _decoded(data)
-    if picture.mode.startswith("I;16"):
-        # Pillow would take all above 255 as 255.
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    if picture.has_transparency_data:
-        layer = picture.convert("RGBA")
-        picture = Image.new("RGB", layer.size, "white")
-        picture.paste(layer, mask=layer)
-    picture = picture.convert("RGB")
-    return picture.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else picture
-
-
-def _decoded(data: bytes) -> tuple[Image.Image, int]:
-    """A picture as it is in its file, and how EXIF says that it is turned."""
     if not data:
         raise BadPicture("the picture is empty; send all bytes of its file")
     try:
-        picture = Image.open(BytesIO(data), formats=FORMATS)
+        picture: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise BadPicture(
             "the picture is no PNG, JPEG, WebP, TIFF or GIF file; convert it to one of these"
@@ -99,11 +88,39 @@ def _decoded(data: bytes) -> tuple[Image.Image, int]:
         )
     if picture.mode in ("I", "F"):
         raise BadPicture("the picture's samples are signed or have 32 bits; save it with 8 bits")
+    if picture.format in ("JPEG", "MPO") and (scans := _scans(data)) > MOST_SCANS:
+        raise BadPicture(
+            f"the picture has {scans} scans, and {MOST_SCANS} are the most; save it anew"
+        )
     try:
         picture.load()
-        return picture, picture.getexif().get(_ORIENTATION, 1)
+        return _upright(picture)
     except _UNREADABLE as error:
         raise _undecodable(error) from None
+
+
+def _scans(data: bytes) -> int:
+    """The scans of a JPEG file's first picture. Each goes over all pixels, however short it is."""
+    scans, at = 0, 0
+    while (marker := _MARKER.search(data, at)) and marker[0] != b"\xff\xd9":
+        scans += marker[0] == b"\xff\xda"
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])
+    return scans
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """A loaded picture in RGB, turned as EXIF says."""
+    orientation = picture.getexif().get(_ORIENTATION)
+    if picture.mode.startswith("I;16"):
+        # Pillow would take all above 255 as 255.
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        picture = Image.new("RGB", layer.size, "white")
+        picture.paste(layer, mask=layer)
+    if picture.mode != "RGB":
+        picture = picture.convert("RGB")
+    return picture.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else picture
 
 
 def _undecodable(error: Exception) -> BadPicture:

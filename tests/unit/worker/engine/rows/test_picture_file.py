@@ -29,9 +29,13 @@ def saved(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
-    """A file of one white pixel that says it has more."""
-    header = struct.pack(">2I5B", width, height, 8, 0, 0, 0, 0)
+def png(width: int, height: int, *chunks: tuple[bytes, bytes], kind: int = 0) -> bytes:
+    """A file of one white pixel that says it has more.
+
+    Args:
+        kind: of colours, 3 for those of a palette.
+    """
+    header = struct.pack(">2I5B", width, height, 8, kind, 0, 0, 0)
     parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(b"\0\xff")), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -135,6 +139,19 @@ def test_a_file_that_was_cut_is_refused(kind: str, part: float) -> None:
         size_of(data[: int(part * len(data))])
 
 
+def scanned(times: int) -> bytes:
+    """A JPEG file whose last scan comes so many times."""
+    data = saved(drawn(), "JPEG", progressive=True)
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * (times - 1) + data[-2:]
+
+
+def test_scans_are_those_of_the_picture_alone() -> None:
+    thumbnail = saved(drawn(), "JPEG", exif=b"Exif\0\0" + b"\xff\xda" * 200)
+
+    assert size_of(thumbnail) == (24, 16)
+    assert size_of(scanned(1) + b"\xff\xda" * 200) == (24, 16)
+
+
 BOMB = (b"zTXt", b"a\0\0" + zlib.compress(b"\0" * (1 << 27), 9))
 
 
@@ -150,6 +167,12 @@ BOMB = (b"zTXt", b"a\0\0" + zlib.compress(b"\0" * (1 << 27), 9))
         (png(1, 201), "the picture has 1 x 201 pixels, and its longer side may be 200 times the"),
         (png(8, 8), "the picture cannot be decoded (image file is truncated"),
         (png(1, 1, BOMB), "the picture cannot be decoded (Decompressed data too large"),
+        (png(1, 1, kind=3), "the picture cannot be decoded (AssertionError"),
+        (
+            png(1, 1, (b"PLTE", b"abc"), (b"tRNS", b"\1" * 300), kind=3),
+            "the picture cannot be decoded (palette index out of range",
+        ),
+        (scanned(200), "the picture has 209 scans, and 100 are the most; save it anew"),
         (saved(drawn().convert("F"), "TIFF"), "the picture's samples are signed or have 32 bits"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value.replace(" ", "-")[12:40],
