@@ -39,7 +39,7 @@ class Window:
         index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
         places: ``[S, 3]`` int32, body lengths, cursors and turns, for kernels.
         positions: of prompts with pictures, ``[S, W, D]`` int32, what each of the ``D`` pairs of
-            rotated numbers is rotated by; None for `turns` and the places after it.
+            rotated numbers is rotated by, or ``[S, W, 1]``; None for `turns` and the places after.
         seen: of prompts with pictures, vectors in place of tokens; None for none.
         blocks: of prompts, ``[S, W]`` int32, tokens that see one another in layers with a sliding
             window, as a picture's do in Gemma 4; 0 for those that see back alone. None for none.

@@ -8,6 +8,7 @@ the row may have joined, or a fold may have dropped what it had read ahead of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -44,6 +45,9 @@ class DraftModel:
         caches: Sequence[LayerCache],
         window: Window,
     ) -> None:
+        if window.positions is not None:
+            # Those by time: its heads may have another size, and texts are at one place in each.
+            window = replace(window, positions=window.positions[..., :1])
         self._draft.prefill(self._known(tokens), self._own(caches), window)
 
     def draft(

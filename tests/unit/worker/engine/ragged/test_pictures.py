@@ -14,6 +14,7 @@ import pytest
 
 from omlx_worker.engine.kernels.window import Window, own_pages
 from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.models.draft_model import DraftModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
@@ -22,6 +23,7 @@ from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.row import Row
 from omlx_worker.engine.towers.looks import Looks
 from tests.helpers.decoding import Loaded, enter, row
+from tests.helpers.families import tiny
 from tests.helpers.pictures import SmallTower, greedy, png, prompt_of
 
 TOKENS = 6
@@ -107,6 +109,14 @@ def test_rows_with_and_without_pictures_are_read_beside_one_another(
     rows = [Row(request(name, prompt)) for name, prompt in PROMPTS.items()]
     found = texts(a_decoder(depth, lookup), rows, chunk)
     assert found == {name: wanted(name) for name in PROMPTS}
+
+
+def test_a_draft_model_with_heads_of_another_size_reads_past_pictures() -> None:
+    model = as_ragged(Loaded.demo().network, drafts=False, checks=False)
+    model.looks = Looks(SmallTower(HIDDEN))
+    model.drafter = DraftModel(as_ragged(tiny("llama", head_dim=32)), model.vocabulary)
+    found = texts(RaggedDecoder(model, 2), [Row(request("two", PROMPTS["two"]))])
+    assert found == {"two": wanted("two")}
 
 
 def test_rows_with_pictures_share_a_window_with_one_another_alone() -> None:
