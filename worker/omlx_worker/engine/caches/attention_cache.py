@@ -196,13 +196,13 @@ class AttentionCache:
 
 
 def new_arrays(
-    slots: int, capacity: int, heads: int, dims: tuple[int, int], ring: int
+    slots: int, capacity: int, heads: int, dims: tuple[int, int], ring: int, dtype: mx.Dtype
 ) -> list[mx.array]:
     """The arrays of free slots, with the pages of `own_pages`."""
     pages = pages_for(capacity)
     body = (slots, min(pages * PAGE, ring)) if ring else (slots * pages, PAGE)
     sizes = [(count, n, d) for count, n in ((slots, TAIL), body) for d in dims]
-    return [mx.zeros((count, heads, n, d)) for count, n, d in sizes]
+    return [mx.zeros((count, heads, n, d), dtype) for count, n, d in sizes]
 
 
 def _empty(array: mx.array) -> mx.array:

@@ -60,8 +60,8 @@ class AttentionShape:
 
     def empty(self, slots: int, capacity: int) -> LayerCache:
         """The caches of free slots, with the pages of `own_pages`."""
-        arrays = new_arrays(slots, capacity, self.heads, self.dims, self.ring)
-        return self.wrap([array.astype(self.dtype) for array in arrays])
+        sizes = self.heads, self.dims, self.ring
+        return self.wrap(new_arrays(slots, capacity, *sizes, self.dtype))
 
     def wrap(self, arrays: Sequence[mx.array]) -> LayerCache:
         return AttentionCache(arrays, self.ring, self.kernels.attention)

@@ -13,11 +13,12 @@ from mlx.utils import tree_flatten
 from omlx_producer.terminal import in_units
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.kernels.compiling import compiles
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import PAGE
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.models.draft_model import DraftModel
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.ragged_model import AttentionShape, RaggedModel
 from omlx_worker.engine.ragged import footprint as memory
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -115,6 +116,15 @@ def test_rows_take_what_was_projected_and_not_much_less(
     taken = mx.get_peak_memory() - before
     # An eighth is for rows of one length that pass the limit of a class one after the other.
     assert taken <= projected <= 1.22 * taken
+
+
+def test_arrays_of_free_slots_take_what_they_hold() -> None:
+    shape = AttentionShape(2, (64, 64), mx.bfloat16, 0, Kernels())
+    before = settled()
+    mx.reset_peak_memory()
+    arrays = shape.empty(2, 4096).arrays
+    mx.eval(arrays)
+    assert mx.get_peak_memory() - before < 1.1 * sum(array.nbytes for array in arrays)
 
 
 def read_most(decoder: RaggedDecoder, request: RowRequest, chunk: int) -> None:
