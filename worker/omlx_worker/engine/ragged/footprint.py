@@ -172,9 +172,8 @@ class Footprint:
         reading = sum(map(self._of_prompt, prompts))
         if any(to_read and scored for to_read, _, *rest in rows for scored in rest[:1]):
             reading += self._scoring
-        seen = [vectors for size in rows for vectors in size[4:5] if vectors]
-        if self._looks and seen:
-            reading += self._looks.bytes_for(seen)
+        if self._looks:
+            reading += self._looks.bytes_for([vectors for size in rows for vectors in size[4:5]])
         bodies = [
             size * (grown.slots * min(grown.capacity, ring) if ring else grown.pages * PAGE)
             for size, ring in self._layers

@@ -29,10 +29,14 @@ class Looks:
         self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
 
     def bytes_for(self, vectors: Sequence[int]) -> int:
-        """The most bytes that looking takes, for rows with so many vectors of pictures each."""
+        """The most bytes that vectors and the tower take, also those that rows have left here.
+
+        Args:
+            vectors: of each row, those that are still to be read.
+        """
         tower = self.tower
         held = sum(vectors) * tower.width * MOST_BYTES
-        return held + MOST_KEPT + tower.room(min(max(vectors), tower.most))
+        return held + MOST_KEPT + tower.room(min(max(vectors, default=0), tower.most))
 
     @property
     def nbytes(self) -> int:

@@ -21,7 +21,7 @@ from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
 from omlx_worker.engine.rows.picture import Picture
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 from omlx_worker.engine.rows.row import Row
-from omlx_worker.engine.towers.looks import Looks
+from omlx_worker.engine.towers.looks import MOST_KEPT, Looks
 from tests.helpers.decoding import Loaded, enter, row
 from tests.helpers.families import tiny
 from tests.helpers.pictures import SmallTower, greedy, png, prompt_of
@@ -222,12 +222,12 @@ def test_tokens_of_a_picture_see_one_another_in_layers_with_a_sliding_window_alo
     assert seen(0) == [[*range(n + 1)] for n in range(6)]
 
 
-def test_room_for_a_tower_and_its_vectors_is_counted_while_a_prompt_is_read() -> None:
+def test_room_for_vectors_is_counted_until_they_are_read_and_for_those_that_stay() -> None:
     decoder = a_decoder()
+    blind = RaggedDecoder(as_ragged(Loaded.demo().network, drafts=False, checks=False))
     asked = request("two", PROMPTS["two"])
     looks = decoder._model.looks
     assert looks is not None
-    plain = replace(asked, pictures=())
-    for left, more in ((len(asked.prompt), looks.bytes_for([24])), (0, 0)):
-        with_pictures, without = (decoder.bytes_for([each.size(left)]) for each in (asked, plain))
-        assert with_pictures - without == more
+    for left, more in ((len(asked.prompt), looks.bytes_for([24])), (0, MOST_KEPT)):
+        size = asked.size(left)
+        assert decoder.bytes_for([size]) - blind.bytes_for([size]) == more
