@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,18 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.towers import Tower, read_tower
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import LayerSpecs
+from omlx_worker.engine.rows.picture import Picture
+from omlx_worker.engine.rows.picture_file import pixels_of, size_of
+from omlx_worker.engine.rows.request import RowRequest
 from omlx_worker.engine.towers.gemma4 import Gemma4Tower
 from tests.helpers.checkpoints import write_tokenizer
-from tests.helpers.families import config_of, tiny
+from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.families import SLIDING, config_of, tiny
 
 VISION: dict[str, Any] = {
     "model_type": "gemma4_vision",
@@ -121,3 +132,70 @@ def write_gemma(path: Path, vision: Mapping[str, Any] = {}, **text: Any) -> Path
     (path / "processor_config.json").write_text(json.dumps({"image_processor": PICTURES}))
     write_tokenizer(path)
     return path
+
+
+@dataclass(frozen=True)
+class Gemma:
+    """A tiny Gemma 4 with its tower. Its last two layers of four read what others keep."""
+
+    loaded: Loaded
+    tower: Tower
+
+    @classmethod
+    def at(cls, path: Path) -> Gemma:
+        loaded = Loaded.at(path)
+        tower = read_tower(path, loaded.config, None)
+        assert tower is not None
+        return cls(loaded, tower)
+
+    def decoder(self, *, keeps: bool = False) -> RaggedDecoder:
+        model = as_ragged(self.loaded.network, checks=False, tower=self.tower)
+        kept = partial(PrefixCache, LayerSpecs.of(model), 1 << 30) if keeps else None
+        return RaggedDecoder(model, 0, 0, kept)
+
+    def request(self, name: str, tokens: int, *parts: list[int] | bytes) -> RowRequest:
+        """A row of tokens and files of pictures, in this order."""
+        prompt, pictures = list[int](), list[Picture]()
+        for part in parts:
+            if isinstance(part, bytes):
+                prompt.append(BEGIN)
+                grid = self.tower.grid(*size_of(part))
+                picture = Picture(
+                    len(prompt), *grid, part, spatial=False, both_ways=self.tower.both_ways
+                )
+                prompt += [*[IMAGE] * picture.count, END]
+                pictures.append(picture)
+            else:
+                prompt += part
+        return RowRequest(name, prompt, tokens, GREEDY, pictures=tuple(pictures))
+
+    def likeliest(self, request: RowRequest, text: Sequence[int]) -> list[int]:
+        """The likeliest token at each place of a text, by a forward over all of it, layer by layer.
+
+        In layers with a sliding window the tokens of a picture also see those after them, as in
+        transformers' ``create_masks_for_vision_model``.
+        """
+        network: Any = self.loaded.network.language_model
+        net, ids = network.model, mx.array([[*request.prompt, *text[:-1]]])
+        hidden = net.embed_tokens(ids) * net.embed_scale
+        shows = mx.zeros((ids.size,), mx.int32)
+        for number, each in enumerate(request.pictures, 1):
+            hidden[0, each.start : each.end] = self.tower.see(pixels_of(each.data))
+            shows[each.start : each.end] = number
+        own = net._get_per_layer_inputs(mx.where(shows, 0, ids))
+        own = net._project_per_layer_inputs(hidden, own)
+        places = mx.arange(ids.size)
+        back = near = places <= places[:, None]
+        if self.tower.both_ways:
+            near = back | ((shows == shows[:, None]) & (shows > 0))
+        near = near & (places > places[:, None] - SLIDING)
+        kept = dict[int, Any]()
+        for n, layer in enumerate(net.layers):
+            mask = near if layer.layer_type == "sliding_attention" else back
+            shared, offset = kept.get(net.previous_kvs[n], (None, None))
+            hidden, *kept[n] = layer(
+                hidden, mask, per_layer_input=own[:, :, n], shared_kv=shared, offset=offset
+            )
+        scores = net.embed_tokens.as_linear(net.norm(hidden[0, -len(text) :]))
+        likeliest: list[int] = scores.argmax(axis=-1).tolist()
+        return likeliest
