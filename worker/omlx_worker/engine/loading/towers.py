@@ -137,12 +137,20 @@ def take_tower(
 
 
 def tower_hint(config: Mapping[str, Any], model: str) -> str | None:
-    """How to get the tower that a model's conversion has dropped; None if its family has none.
+    """How to get the tower that a model's conversion has dropped, or what takes its pictures.
 
     Args:
         model: its name.
+
+    Returns:
+        None if its family has no towers.
     """
-    if config["model_type"] not in FAMILIES or "image_token_id" not in config:
+    if (kind := config["model_type"]) not in FAMILIES:
+        said = (
+            f"pictures are not read by its family, {kind}; use mlx_vlm.server for these, or one of "
+        )
+        return said + ", ".join(FAMILIES) if config.get("vision_config") else None
+    if "image_token_id" not in config:
         return None
     command = f"omlx-worker run -m {shlex.quote(model)} {VISION_FROM} ORIGINAL"
     return (

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from omlx_worker.engine.loading.towers import read_sight, read_tower
+from omlx_worker.engine.loading.towers import read_sight, read_tower, tower_hint
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.towers.gemma4 import COUNTS, Gemma4Sight, Gemma4Tower
 from tests.helpers.gemma_towers import (
@@ -146,6 +146,11 @@ def test_relatives_with_other_towers_take_no_pictures(tmp_path: Path, family: st
 
     assert read_sight(tmp_path, config, None) is None
     assert read_tower(tmp_path, config, None) is None
+    assert tower_hint(config, "m") == (
+        f"pictures are not read by its family, {family}; use mlx_vlm.server for these, or one of "
+        "qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, gemma4"
+    )
+    assert tower_hint(config | {"vision_config": None}, "m") is None
 
 
 def test_room_is_about_what_seeing_takes() -> None:
