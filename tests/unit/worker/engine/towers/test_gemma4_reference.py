@@ -41,6 +41,14 @@ BOTH_WAYS = {
     "sliding_window": 96,
 }
 
+# What the larger models have: no inputs of layers, no shared keys, and values that are keys.
+LARGE = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+
 
 def words(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(256), k=count)
@@ -69,8 +77,8 @@ class Pair(NamedTuple):
 
 @pytest.fixture(
     scope="module",
-    params=[({}, {}), (CLIPPED, {"num_kv_shared_layers": 0}), ({}, BOTH_WAYS)],
-    ids=["causal", "nothing shared, clipped", "both ways"],
+    params=[({}, {}), (CLIPPED, LARGE), ({}, BOTH_WAYS)],
+    ids=["causal", "large, clipped", "both ways"],
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     vision, text = request.param
