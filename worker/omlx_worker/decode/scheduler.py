@@ -242,7 +242,9 @@ class Scheduler:
         if first.rank[0] == BULK and half_empty and self.decoding and self._gathered < GATHERING:
             self._gathered += 1
             return None
-        self._oldest_is_due, self._gathered = not self._oldest_is_due, 0
+        self._oldest_is_due = not self._oldest_is_due
+        if not chunk.unseen:
+            self._gathered = 0
         return chunk
 
     def _has_place_for(self, row: Row) -> bool:

@@ -83,6 +83,13 @@ def test_a_half_empty_chunk_of_bulk_rows_waits_some_steps_for_others(
     assert rows.told(steps + 3) == ["join a", *["decode"] * steps, "read 2 of a", "decode"]
 
 
+def test_a_half_empty_chunk_with_a_picture_waits_for_others_once() -> None:
+    rows = Rows.filled(BULK, places=8)
+    rows.add("a", 2, BULK, pictures=[Picture(0, 1, 1, b"")])
+    waited = ["join a", *["decode"] * GATHERING]
+    assert rows.told(GATHERING + 5) == [*waited, "look for a", "decode", "read 2 of a", "decode"]
+
+
 def test_a_chunk_of_bulk_rows_waits_for_none_while_others_are_to_be_read_after_it() -> None:
     rows = Rows.filled(BULK, places=8)
     for name, tokens in {"a": 2, "long": 40}.items():
