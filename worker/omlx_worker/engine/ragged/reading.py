@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -30,7 +29,6 @@ from omlx_worker.engine.models.embedder import Embedder
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.batch import Held
 from omlx_worker.engine.ragged.sampling import score
-from omlx_worker.engine.rows.picture import shift_of
 from omlx_worker.engine.rows.row import Report, Row
 from omlx_worker.engine.towers.positions import kinds_of, positions_of
 from omlx_worker.engine.towers.tower import Seen, Tower
@@ -165,8 +163,9 @@ def _read(
     tokens = [part + [0] * (width + 1 - len(part)) for part in parts]
     seats = [Seat(slot, indices(row.pages)) for slot, (row, _) in enumerate(readings)]
     table = table_of([seat.pages for seat in seats], pages_for(capacity))
-    window = Window.of_prompts(done, lengths, width, table)
-    if model.looks and any(row.request.pictures for row, _ in readings):
+    shifts = [row.shift_at(row.computed) for row, _ in readings]
+    window = Window.of_prompts(done, lengths, width, table, shifts)
+    if model.looks and any(map(_meets_pictures, [row for row, _ in readings], lengths)):
         window = _with_pictures(model.looks.tower, window, readings, done, lengths)
     hidden: mx.array | None = prefill(mx.array(tokens, mx.int32), own, window)
     told: list[mx.array] = []
@@ -203,25 +202,23 @@ def _with_pictures(
     done: Sequence[int],
     lengths: Sequence[int],
 ) -> Window:
-    """A window of rows with pictures, with the vectors of those that are within it."""
+    """A window that meets pictures, with their positions and vectors."""
     width, parts = window.width, list[tuple[int, int, mx.array]]()
     blocks = np.zeros((len(readings), width), np.int32)
-    shifts, positions = list[int](), list[Any]()
     for slot, ((row, held), start, count) in enumerate(zip(readings, done, lengths, strict=True)):
-        pictures = row.request.pictures
-        shifts.append(shift_of([each for each in pictures if each.end <= start]))
-        positions.append(positions_of(pictures, start, start + width))
-        for number, each in enumerate(pictures, 1):
+        for number, each in enumerate(row.request.pictures, 1):
             first, last = max(each.start, start), min(each.end, start + count)
             if first < last:
                 blocks[slot, first - start : last - start] = number
                 vectors = held.seen[each.start][first - each.start : last - each.start]
                 parts.append((slot, first - start, vectors))
-    if not any(map(_meets_pictures, [row for row, _ in readings], lengths)):
-        return replace(window, turns=window.cursors + mx.array(shifts, mx.int32))
     if tower.sections:
-        by_pair = np.stack(positions)[:, kinds_of(tower.sections)].swapaxes(1, 2)
-        window = replace(window, positions=mx.array(by_pair))
+        kinds = kinds_of(tower.sections)
+        by_pair = [
+            positions_of(row.request.pictures, start, start + width)[kinds].T
+            for (row, _), start in zip(readings, done, strict=True)
+        ]
+        window = replace(window, positions=mx.array(np.stack(by_pair)))
     if any(each.both_ways for row, _ in readings for each in row.request.pictures):
         window = replace(window, blocks=mx.array(blocks))
     if not parts:

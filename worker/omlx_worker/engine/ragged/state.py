@@ -53,7 +53,7 @@ def first_state(row: Row, vocabulary: int, *, looks_up: bool) -> State:
     tokens = row.tokens[: row.committed]
     last = len(tokens) - 1
     numbers = {"pending": tokens[last], "cursors": last, "body_lengths": last}
-    numbers["shifts"] = row.shift
+    numbers["shifts"] = row.shift_at(last)
     state = {name: mx.array([numbers.get(name, 0)], mx.int32) for name in _NUMBERS}
     if looks_up:
         state["history"] = history_of(tokens)

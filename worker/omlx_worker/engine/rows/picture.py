@@ -64,11 +64,6 @@ def key_of(tokens: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
     return key
 
 
-def shift_of(pictures: Sequence[Picture]) -> int:
-    """From the place of a token after these pictures to its rotary position."""
-    return sum(picture.span - picture.count for picture in pictures)
-
-
 class Sight(Protocol):
     """How a model takes pictures, as far as prompts show it.
 

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any, Literal
 
 from omlx_worker.engine.rows.page import Page
-from omlx_worker.engine.rows.picture import Picture, key_of, shift_of
+from omlx_worker.engine.rows.picture import Picture, key_of
 from omlx_worker.engine.rows.request import RowRequest, Sampling
 
 HIGH, DEFAULT, BULK = 0, 1, 2
@@ -192,7 +192,7 @@ class Row:
         return picture if picture and picture.start < self.computed + tokens else None
 
     def uncut(self, tokens: int) -> int:
-        """So many of its next tokens, or more, so that they end in no picture read as a whole."""
+        """As many of its next tokens, or more if they would end in a picture read as a whole."""
         end = self.computed + tokens
         cut = (each for each in self.request.pictures if each.both_ways)
         cut = (each for each in cut if each.start < end < each.end)
@@ -202,10 +202,10 @@ class Row:
         """The engine holds the vectors of this one, the first that was `unseen`."""
         self.looked = self.request.pictures.index(picture) + 1
 
-    @property
-    def shift(self) -> int:
-        """From the place of a token after its prompt to its rotary position."""
-        return shift_of(self.request.pictures)
+    def shift_at(self, place: int) -> int:
+        """From a place between its pictures, or after them, to the rotary position there."""
+        before = (each for each in self.request.pictures if each.end <= place)
+        return sum(each.span - each.count for each in before)
 
     @property
     def committed(self) -> int:
