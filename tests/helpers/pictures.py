@@ -22,7 +22,7 @@ PAD = 5
 
 
 def png(columns: int, rows: int, seed: int = 0) -> bytes:
-    """A file of noise that has so many vectors."""
+    """A file of noise with a vector for each cell of this grid."""
     noise = np.random.default_rng(seed).integers(0, 256, (rows * CELL, columns * CELL, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "PNG")

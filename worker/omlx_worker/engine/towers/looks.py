@@ -15,7 +15,7 @@ MOST_KEPT = 64 << 20
 """Bytes of vectors that are kept for other questions about the same pictures."""
 
 MOST_BYTES = 4
-"""Of a number of a vector."""
+"""Of each number of a vector, at most."""
 
 
 class Looks:

@@ -46,7 +46,7 @@ class Tower(Sight, Protocol):
         ...
 
     def room(self, vectors: int) -> int:
-        """Bytes that `see` takes in passing for a picture of so many vectors, about."""
+        """About how many bytes `see` takes in passing for a picture with this many vectors."""
         ...
 
     def run(self, text: Any, tokens: mx.array, seen: Seen, views: Sequence[Any]) -> mx.array:
