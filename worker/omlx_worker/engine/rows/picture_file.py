@@ -11,6 +11,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from omlx_producer.errors import one_line
 
@@ -70,6 +71,11 @@ def pixels_of(data: bytes) -> Image.Image:
         raise BadPicture("the picture is empty; send all bytes of its file")
     try:
         picture: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
+        if isinstance(picture, TiffImageFile):
+            # A tile may be larger than the picture that is cut out of it.
+            rows = picture.tag_v2.get(TILELENGTH, 1)
+            if picture.tag_v2.get(TILEWIDTH, 1) > MOST_PIXELS // rows:
+                raise Image.DecompressionBombError
     except UnidentifiedImageError:
         raise BadPicture(
             "the picture is no PNG, JPEG, WebP, TIFF or GIF file; convert it to one of these"

@@ -51,6 +51,15 @@ def gif_of_a_frame(width: int, height: int) -> bytes:
     return b"GIF89a" + screen + cleared + frame + b"\x02\x02\x4c\x01\x00\x3b"
 
 
+def tiff_of_a_tile(width: int, height: int) -> bytes:
+    """A file of 16 pixels each way that are cut out of one packed tile."""
+    tile = zlib.compress(bytes(256))
+    values = (16, 16, 8, 8, 1, 1, width, height, 134, len(tile))
+    tags = (256, 257, 258, 259, 262, 277, 322, 323, 324, 325)
+    entries = (struct.pack("<2H2I", tag, 4, 1, n) for tag, n in zip(tags, values, strict=True))
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", 10) + b"".join(entries) + bytes(4) + tile
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_picture_of_each_format_is_decoded(kind: str) -> None:
     data = saved(drawn(), kind)
@@ -164,6 +173,7 @@ BOMB = (b"zTXt", b"a\0\0" + zlib.compress(b"\0" * (1 << 27), 9))
         (png(8001, 8000), "the picture has over 64 million pixels; make it smaller"),
         (png(1 << 30, 1 << 30), "the picture has over 64 million pixels; make it smaller"),
         (gif_of_a_frame(8001, 8000), "the picture has over 64 million pixels; make it smaller"),
+        (tiff_of_a_tile(8000, 8001), "the picture has over 64 million pixels; make it smaller"),
         (png(1, 201), "the picture has 1 x 201 pixels, and its longer side may be 200 times the"),
         (png(8, 8), "the picture cannot be decoded (image file is truncated"),
         (png(1, 1, BOMB), "the picture cannot be decoded (Decompressed data too large"),
