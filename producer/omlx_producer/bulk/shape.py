@@ -71,7 +71,7 @@ Empty = Literal["skip", "fail", "run"]
 EMPTY: tuple[Empty, ...] = get_args(Empty)
 # A column that none of the first rows has is a mistake in the options.
 FIRST_ROWS = 100
-# Of Parquet with its pictures, since the first rows are held for the whole run.
+# Of Parquet with its pictures, since the first rows are held together.
 FIRST_PICTURES = 8
 
 
@@ -294,7 +294,7 @@ class RowMaker:
             self._only_model()
         if self._shape.empty in (None, "skip") or self._kind == "csv":
             self._refuse_lost(first if again is None else again)
-        return filter(self._keeps, itertools.chain(first, records))
+        return filter(self._keeps, _each(first, records))
 
     def _names_model(self, record: Record) -> bool:
         value = record.value
@@ -600,6 +600,14 @@ class RowMaker:
             require_known(request, self._models)
         require_template(request, self._models)
         return request
+
+
+def _each(first: list[Record], others: Iterator[Record]) -> Iterator[Record]:
+    """All records. The first ones, which may hold pictures, are dropped one by one."""
+    first.reverse()
+    while first:
+        yield first.pop()
+    yield from others
 
 
 def _has_system(first: Any) -> bool:

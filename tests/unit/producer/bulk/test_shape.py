@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,23 @@ def test_a_chat_line_keeps_its_messages() -> None:
     messages = row(line).request.messages
     assert messages is not None
     assert messages[0].content == "hi"
+
+
+def test_records_are_held_until_they_are_made() -> None:
+    class Values(dict[str, Any]):
+        """Can be watched."""
+
+    kept = list[weakref.ref[Values]]()
+
+    def records() -> Iterator[Record]:
+        for line in range(3):
+            values = Values(batch_line(str(line)))
+            kept.append(weakref.ref(values))
+            yield Record(line, values)
+
+    checked = RowMaker("jsonl", Shape(), MODELS).checked(records())
+    held = [[each() is not None for each in kept] for _ in checked]
+    assert held[-1][:2] == [False, False]
 
 
 def test_nobody_listens_to_tokens_so_none_are_streamed() -> None:
