@@ -189,12 +189,10 @@ class RaggedDecoder(Batch):
 
     def look(self, row: Row) -> None:
         """Let the tower look at the next picture of a row; see `Engine.look`."""
-        picture = row.unseen(row.left)
-        if picture is None:
-            return
-        if self._model.looks is None:
-            raise ValueError(f"row {row.row_id} has a picture, and the model takes none")
-        self.rows[row].seen[picture.start] = self._model.looks.vectors_of(picture)
+        picture, looks = row.unseen(row.left), self._model.looks
+        assert picture
+        assert looks
+        self.rows[row].seen[picture.start] = looks.vectors_of(picture)
         row.saw(picture)
 
     def _read(self, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
