@@ -17,8 +17,8 @@ from rq.serializers import JSONSerializer
 from omlx_producer.program import INVALID
 from omlx_producer.wire import JOB_FUNCTION, ModelInfo, queue_name
 from omlx_worker.control.in_turn import ModelsInTurn
-from omlx_worker.control.status import Describe, Turn
-from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.control.status import Turn
+from omlx_worker.control.worker import Describe, GenerationWorker
 from omlx_worker.engine.rows.interface import ModelError, Tell
 from omlx_worker.serving import BROKEN
 from omlx_worker.settings import WorkerSettings
@@ -76,8 +76,8 @@ class Loads:
         return engine
 
 
-def describe(model: str) -> ModelInfo:
-    return ModelInfo(model=model, context_length=CONTEXT, longest_token=1)
+def describe(settings: WorkerSettings) -> ModelInfo:
+    return ModelInfo(model=settings.model, context_length=CONTEXT, longest_token=1)
 
 
 class ThreadProcess:

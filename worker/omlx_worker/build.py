@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def describe(model: str) -> ModelInfo:
-    """What a model is by its files.
+def describe(settings: WorkerSettings) -> ModelInfo:
+    """What the model is by its files.
 
     Raises:
         ModelError: if they cannot be used.
     """
-    info: ModelInfo = _loader().describe(model)
+    info: ModelInfo = _loader().describe(
+        settings.model, vision_from=settings.vision_from, max_pixels=settings.max_pixels
+    )
     return info
 
 

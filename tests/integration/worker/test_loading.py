@@ -24,6 +24,7 @@ from omlx_producer.metrics import QueueCollector, metrics_server
 from omlx_producer.wire import ModelInfo
 from omlx_producer.wire.keys import MODELS_KEY
 from omlx_worker.control import status as board
+from omlx_worker.settings import WorkerSettings
 from tests.helpers.bulk_runs import write_rows
 from tests.helpers.gateway import running_gateway
 from tests.helpers.metrics import scrape, value
@@ -104,9 +105,9 @@ def unread(redis_url: str, connection: Redis, loads: Loads) -> Iterator[threadin
     """A worker of demo, which it announces once this is set: it cannot read its files before."""
     files = threading.Event()
 
-    def read(model: str) -> ModelInfo:
+    def read(settings: WorkerSettings) -> ModelInfo:
         files.wait(20)
-        return describe(model)
+        return describe(settings)
 
     with loading_worker(redis_url, loads, describe=read, name="mac-1"):
         try:

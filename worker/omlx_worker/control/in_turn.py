@@ -22,9 +22,9 @@ from omlx_producer.outage import Outage
 from omlx_producer.program import JOB_ENDED_BADLY, UNREACHABLE
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.served import ServedModel
-from omlx_worker.control.status import Describe, Turn
+from omlx_worker.control.status import Turn
 from omlx_worker.control.whose_turn import WhoseTurn
-from omlx_worker.control.worker import LOOK_SECONDS, POLL_SECONDS, RedisGone
+from omlx_worker.control.worker import LOOK_SECONDS, POLL_SECONDS, Describe, RedisGone
 from omlx_worker.messages import Ring
 from omlx_worker.model_process import ModelProcess
 from omlx_worker.settings import WorkerSettings

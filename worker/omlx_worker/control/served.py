@@ -14,7 +14,8 @@ from omlx_producer.client.models import parse_models
 from omlx_producer.client.workers import NOT_LOADED, parse_workers
 from omlx_producer.terminal import duration
 from omlx_producer.wire import MODELS_KEY, workers_key
-from omlx_worker.control.status import Describe, Turn, UnloadedBoard
+from omlx_worker.control.status import Turn, UnloadedBoard
+from omlx_worker.control.worker import Describe
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.upkeep import Upkeep
@@ -63,7 +64,7 @@ class ServedModel:
     def learn(self, describe: Describe) -> None:
         """Read what the model is. One that cannot be read is announced once it was loaded."""
         try:
-            self.board.info = describe(self.settings.model)
+            self.board.info = describe(self.settings)
         except ModelError as error:
             self.failed(str(error))
 

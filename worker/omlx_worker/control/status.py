@@ -37,9 +37,6 @@ LINE_SECONDS = 10.0
 # Looking at all workers costs the square of their number.
 COMPARE_SECONDS = 300.0
 
-Describe = Callable[[str], ModelInfo]
-"""What a model is, by its files. It may raise `ModelError`."""
-
 
 class StatusBoard:
     """Runs on the main thread. Reads the decode thread's counters.

@@ -18,9 +18,10 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
+from omlx_producer.wire import ModelInfo
 from omlx_worker.control.loaded import THREAD_SECONDS, LoadedModel, MakeEngine
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.control.status import Describe, StatusBoard, Turn, UnloadedBoard
+from omlx_worker.control.status import StatusBoard, Turn, UnloadedBoard
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.job_log import JobCounts, JobLog
 from omlx_worker.delivery.observers import Observers
@@ -42,6 +43,9 @@ POLL_SECONDS = 0.25
 # Between the looks of an idle worker, for jobs that nobody rings for. The looks of 100 workers
 # take 2% of a Redis server's time.
 LOOK_SECONDS = 2.0
+
+Describe = Callable[[WorkerSettings], ModelInfo]
+"""What a model is, by its files. It may raise `ModelError`."""
 
 
 class RedisGone(ConnectionError):
@@ -187,7 +191,7 @@ class GenerationWorker(RecordedWorker):
         """Describe the model, then load it. Runs on the decode thread."""
         if self._describe is not None:
             tell("reading its configuration")
-            self._unloaded.info = self._describe(settings.model)
+            self._unloaded.info = self._describe(settings)
         return self._load_engine(settings, tell)
 
     def _begin(self) -> None:

@@ -39,6 +39,7 @@ from omlx_worker.engine.loading.graft import Graft, head_hint
 from omlx_worker.engine.loading.identity import fingerprint_of
 from omlx_worker.engine.loading.tokenizer import markers_of, read_tokenizer
 from omlx_worker.engine.loading.towers import (
+    VISION_FROM,
     Sight,
     Tower,
     read_sight,
@@ -187,11 +188,13 @@ def load_engine(
     return engine
 
 
-def describe(model: str) -> ModelInfo:
+def describe(
+    model: str, *, vision_from: str | None = None, max_pixels: int | None = None
+) -> ModelInfo:
     """What a model is by its files, which are downloaded first but for the weights.
 
     Args:
-        model: see `load_engine`.
+        model, vision_from, max_pixels: see `load_engine`.
 
     Raises:
         ModelError: if its files cannot be used.
@@ -202,7 +205,9 @@ def describe(model: str) -> ModelInfo:
         config = load_config(path)
         tokenizer = read_tokenizer(path, config)
         embedder = read_embedder(path, config) if embeds(path) else None
-        info = _info(model, path, config, tokenizer, embedder, read_sight(path, config, None))
+        sees = Original.find(vision_from, VISION_FROM) if vision_from else checkpoint
+        sight = read_sight(sees.folder, sees.config, max_pixels)
+        info = _info(model, path, config, tokenizer, embedder, sight)
     except _UNUSABLE as error:
         raise _unusable("--model", path, error) from None
     return info if checkpoint.has_weights else info.model_copy(update={"system_fingerprint": None})

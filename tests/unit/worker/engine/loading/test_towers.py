@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from omlx_producer.wire import GenerationRequest
+from omlx_worker import build
 from omlx_worker.build import load_or_end
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading.loader import describe, load_engine
@@ -99,6 +100,15 @@ def test_a_conversion_looks_with_the_tower_of_its_original(original: Path, copy:
     assert mx.array_equal(tower_of(taken).see(picture), own.see(picture))
     assert tower_of(taken).grid(900, 900) == (4, 4)
     assert taken.tower_hint is None
+
+
+def test_a_conversion_is_announced_with_the_sight_of_its_original(
+    original: Path, copy: Path
+) -> None:
+    settings = WorkerSettings(model=str(copy), vision_from=str(original), max_pixels=32 * 1024)
+
+    most = describe(str(original), max_pixels=32 * 1024).picture_tokens
+    assert build.describe(settings).picture_tokens == most < describe(str(original)).picture_tokens
 
 
 def test_of_a_repository_only_the_files_with_the_tower_are_downloaded(
