@@ -1,4 +1,4 @@
-"""Names what texts depend on: a checkpoint."""
+"""Names what texts depend on: a checkpoint, and how large its pictures are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from pathlib import Path
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
 
-def fingerprint_of(path: Path) -> str:
-    """The `system_fingerprint` of a checkpoint: a hash of its weights, tokenizer and template."""
+def fingerprint_of(path: Path, picture_tokens: int = 0) -> str:
+    """The `system_fingerprint` of a checkpoint: a hash of its weights, tokenizer and template.
+
+    Args:
+        picture_tokens: that one picture takes at most, hashed too; 0 for a model that takes none.
+    """
     hashed = hashlib.sha256(digest_of(path).encode())
+    if picture_tokens:
+        hashed.update(b"%d" % picture_tokens)
     for pattern in ("tokenizer*", "chat_template*"):
         for file in sorted(path.glob(pattern)):
             hashed.update(file.read_bytes())

@@ -222,16 +222,17 @@ def _info(
     sight: Sight | None,
     draft_depth: int | None = None,
 ) -> ModelInfo:
+    picture_tokens = sight.most if sight else 0
     return ModelInfo(
         model=model,
         context_length=context_length(config),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
         draft_depth=draft_depth,
-        system_fingerprint=fingerprint_of(path),
+        system_fingerprint=fingerprint_of(path, picture_tokens),
         chat_template=tokenizer.has_chat_template,
         vector_size=embedder.size if embedder else 0,
         markers=markers_of(tokenizer),
-        picture_tokens=sight.most if sight else 0,
+        picture_tokens=picture_tokens,
     )
 
 

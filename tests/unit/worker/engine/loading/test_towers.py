@@ -102,6 +102,12 @@ def test_a_conversion_looks_with_the_tower_of_its_original(original: Path, copy:
     assert taken.tower_hint is None
 
 
+def test_a_text_about_larger_pictures_is_not_gone_on_with(original: Path) -> None:
+    larger, smaller = (describe(str(original), max_pixels=n * 1024) for n in (64, 32))
+
+    assert larger.system_fingerprint != smaller.system_fingerprint
+
+
 def test_a_conversion_is_announced_with_the_sight_of_its_original(
     original: Path, copy: Path
 ) -> None:
