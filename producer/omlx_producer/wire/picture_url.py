@@ -11,7 +11,7 @@ from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.terminal import counted
 
 REMEDY = 'the file as "data:image/png;base64,..." (png, jpeg, webp, tiff or gif)'
-_HEAD = re.compile(r"data:image/(png|jpeg|webp|tiff|gif);base64,")
+_HEAD = re.compile(r"data:image/(png|jpe?g|webp|tiff|gif);base64,")
 _SHORT = 60
 """Characters of a text that is too short for a picture."""
 

@@ -44,7 +44,7 @@ def test_pictures_travel_as_they_are_among_the_texts() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "gif"])
+@pytest.mark.parametrize("kind", ["png", "jpeg", "jpg", "webp", "tiff", "gif"])
 def test_each_kind_of_file_is_taken_as_text_and_as_bytes(kind: str) -> None:
     request = GenerationRequest.parse(linked(url_of(b"file", kind)))
     assert request == GenerationRequest.parse(linked(PictureUrl(kind, b"file")))
