@@ -18,14 +18,22 @@ from omlx_worker.processes import wait_until
 
 @contextlib.contextmanager
 def worker(
-    redis_url: str, *options: str, log: Path | None = None
+    redis_url: str, *options: str, model: Path | str = "demo", log: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A real worker process on the demo model, ended by SIGTERM; its stderr goes to ``log``."""
+    """A real worker process on the demo model, ended by SIGTERM unless the test has killed it.
+
+    Args:
+        model: a form of the demo model.
+        log: where its stderr goes.
+    """
     command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     written = log.open("wb") if log else None
     process = subprocess.Popen(
-        [*command, "--model", "demo", "--redis-url", redis_url, *options],
+        [
+            *(*command, "--model", str(model), "--model-alias", "demo"),
+            *("--redis-url", redis_url, *options),
+        ],
         env=environment,
         stderr=written,
     )
@@ -41,6 +49,6 @@ def worker(
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(90) in {0, 128 + signal.SIGTERM}
+        assert process.wait(90) in {0, 128 + signal.SIGTERM, -signal.SIGKILL}
         if written:
             written.close()
