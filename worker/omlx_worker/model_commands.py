@@ -24,8 +24,8 @@ from omlx_worker.options import (
 @click.command(cls=ModelCommand)
 @settings_options(
     {
-        *("model", "mtp_from", "vision_from", "drafter", "state_dir"),
-        *("mode", "mtp_depth", "memory_limit"),
+        *("model", "mtp_from", "vision_from", "max_pixels", "drafter"),
+        *("state_dir", "mode", "mtp_depth", "memory_limit"),
     }
 )
 @json_option

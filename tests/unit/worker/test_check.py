@@ -135,9 +135,11 @@ def test_it_says_how_large_pictures_are_or_how_to_get_the_tower(tmp_path: Path) 
 
     plain = check(copy, "--mode", "batched").stdout
     taken = check(copy, "--mode", "batched", "--vision-from", str(qwen)).stdout
+    limited = check(qwen, "--mode", "batched", "--max-pixels", "4096").stdout
 
     assert f"pictures the model's files have no vision tower; get it with: {command} (" in plain
     assert "pictures of up to 113 tokens each\n" in taken
+    assert "pictures of up to 33 tokens each\n" in limited
 
 
 @pytest.mark.slow
