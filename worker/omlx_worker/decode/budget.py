@@ -48,10 +48,11 @@ class MemoryBudget:
         if self.weights + needed <= self.limit:
             return None
         free = in_units(max(0, self.limit - self.weights))
+        pictures = "send fewer or smaller pictures, " if any(largest[4:5]) else ""
         return InvalidRequest(
             "max_completion_tokens",
             f"with its prompt the job may come to {largest[1]} tokens, which take "
             f"{in_units(needed)}; beside the model's {in_units(self.weights)} this worker has "
             f"{free} of {in_units(self.limit)} (--memory-limit)",
-            "ask for fewer tokens or raise the limit",
+            f"{pictures}ask for fewer tokens or raise the limit",
         )

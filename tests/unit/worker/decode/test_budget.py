@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def a_mebibyte_a_token(sizes: Sequence[Size], *, alone: bool = False) -> int:
-    return sum(to_read + longest for to_read, longest in sizes) * 2**20
+    return sum(to_read + longest for to_read, longest, *_ in sizes) * 2**20
 
 
 BUDGET = MemoryBudget(limit=4 * GIB, weights=2 * GIB, bytes_for=a_mebibyte_a_token)
@@ -38,6 +38,9 @@ def test_a_job_that_can_never_fit_is_told_the_figures() -> None:
         "max_completion_tokens: with its prompt the job may come to 2000 tokens, which take "
         "2.0 GiB; beside the model's 2.0 GiB this worker has 2.0 GiB of 4.0 GiB "
         "(--memory-limit); ask for fewer tokens or raise the limit"
+    )
+    assert str(BUDGET.objection([(52, 2000, 0, 0, 40)])).endswith(
+        "; send fewer or smaller pictures, ask for fewer tokens or raise the limit"
     )
 
 
