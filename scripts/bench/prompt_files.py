@@ -18,10 +18,7 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,7 +26,7 @@ from omlx_producer.producer import Producer
 from omlx_worker.bench.laps import in_turn
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.models import add_source_options
-from scripts.bench.processes import wait_until_served, worker
+from scripts.bench.processes import submit, wait_until_served, worker
 from scripts.bench.shapes import random_network, shape_of
 from scripts.grown_model.grow import save
 
@@ -74,21 +71,14 @@ def write_rows(path: Path, alias: str, args: argparse.Namespace, shape: File, la
             file.write(json.dumps(row | {"body": body}) + "\n")
 
 
-def submit(
+def rows_per_second(
     url: str, alias: str, folder: Path, args: argparse.Namespace, shape: File, lap: int
 ) -> float:
     """Run a file; returns rows per second."""
     name = f"{alias}-{'-'.join(map(str, shape))}-{lap}"
     rows, results = folder / f"{name}.jsonl", folder / f"{name}-results.jsonl"
     write_rows(rows, alias, args, shape, lap)
-    command = [sys.executable, "-c", "from omlx_producer.cli.main import main; main()", "run"]
-    command += [str(rows), "-o", str(results), "--redis-url", url]
-    began = time.perf_counter()
-    client = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    seconds = time.perf_counter() - began
-    if client.returncode:
-        sys.exit(client.stderr)
-    return args.rows / seconds
+    return args.rows / submit(url, "run", rows, "-o", results)
 
 
 def main() -> None:
@@ -121,7 +111,7 @@ def compare(
     """Run files of one shape on both workers, a lap after one that warms up."""
     ratios = []
     for lap in range(args.laps + 1):
-        speeds = {n: submit(url, n, folder, args, shape, lap) for n in in_turn(names, lap)}
+        speeds = {n: rows_per_second(url, n, folder, args, shape, lap) for n in in_turn(names, lap)}
         old, new = (speeds[name] for name in names)
         kind = "warm-up" if not lap else f"lap {lap}"
         print(f"{kind}: {new:.2f} rows/s, before {old:.2f}, ratio {new / old:.2f}", flush=True)

@@ -19,7 +19,6 @@ import json
 import random
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +35,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from omlx_producer.client.workers import WorkerFigures, read_workers
 from omlx_producer.producer import Producer
 from omlx_worker.bench.laps import in_turn
 from omlx_worker.bench.prompts import heldout_texts
@@ -44,9 +42,14 @@ from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import BATCH_GENERATOR
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.loader import load
-from omlx_worker.processes import wait_until
 from omlx_worker.queue.embedded import EmbeddedRedis
-from scripts.bench.processes import wait_until_idle, wait_until_served, worker
+from scripts.bench.processes import (
+    idle_figures,
+    submit,
+    wait_until_idle,
+    wait_until_served,
+    worker,
+)
 
 FIXED = ("batched", "mtp")
 MODES = (*FIXED, "hybrid", "auto")
@@ -54,7 +57,6 @@ CHARACTERS = (120, 700)
 READ_TOGETHER = 8
 """Prompts that `BatchGenerator` reads at a time, which is its own default."""
 
-FIGURES_SECONDS = 20.0
 COLUMNS = ("at once", "", "tokens/s (range)", "x mlx-lm (range)", "steps", "windows")
 COLUMNS += ("traces", "contests", "rows/step", "tokens/row, step", "drafts accepted")
 COUNTS = ("steps", "prompt_windows", "traces", "contests", "decode_rows", "drafted", "accepted")
@@ -88,21 +90,16 @@ class WorkerSide:
     def __init__(self, mode: str, producer: Producer, url: str, folder: Path) -> None:
         self.name = mode
         self._producer, self._url, self._folder = producer, url, folder
-        self._seen = self._figures(0)
+        self._seen = idle_figures(producer, mode, 0)
 
     def lap(self, rows: Sequence[Asked], number: int) -> dict[str, Any]:
         name = f"{self.name}-{number}"
         source, results = self._folder / f"{name}.jsonl", self._folder / f"{name}-results.jsonl"
         source.write_text("".join(json.dumps(line) + "\n" for line in self._lines(rows)))
-        command = [sys.executable, "-c", "from omlx_producer.cli.main import main; main()", "run"]
-        command += [str(source), "-o", str(results), "--redis-url", self._url]
-        began = time.perf_counter()
-        client = subprocess.run(command, capture_output=True, text=True, check=False)
-        seconds = time.perf_counter() - began
-        if client.returncode:
-            sys.exit(f"omlx-submit ended with {client.returncode}: {client.stderr}")
+        seconds = submit(self._url, "run", source, "-o", results)
         tokens = _tokens_of(results, rows)
-        before, self._seen = self._seen, self._figures(self._seen.tokens + tokens)
+        seen = idle_figures(self._producer, self.name, self._seen.tokens + tokens)
+        before, self._seen = self._seen, seen
         counts = {each: getattr(self._seen, each) - getattr(before, each) for each in COUNTS}
         return {"tokens_per_second": tokens / seconds, "tokens": tokens, **counts}
 
@@ -112,17 +109,6 @@ class WorkerSide:
             body |= {"temperature": 0, "ignore_eos": True}
             line = {"custom_id": str(index), "method": "POST", "url": "/v1/completions"}
             yield line | {"body": body}
-
-    def _figures(self, tokens: int) -> WorkerFigures:
-        """The worker's figures once they count this many tokens."""
-
-        def told() -> WorkerFigures | None:
-            found = read_workers(self._producer.connection, self.name)
-            return next((each for each in found if each.tokens >= tokens and not each.jobs), None)
-
-        if figures := wait_until(told, seconds=FIGURES_SECONDS):
-            return figures
-        sys.exit(f"the worker of mode {self.name} does not tell its figures")
 
 
 def _tokens_of(results: Path, rows: Sequence[Asked]) -> int:
