@@ -2,12 +2,14 @@
 
     python -m scripts.grown_model.grow --size 4b --out PATH
     python -m scripts.grown_model.grow --size 0.8b --out PATH --check
+    python -m scripts.grown_model.grow --size 4b --out PATH --tower
 
 Random weights accept no drafts and small models cost nothing; a grown model does both. What its
 outputs do not depend on is random, the rest is the demo model's, laid out so that nothing has
 to be rounded anew (`Layout` says how). ``--check`` compares it with the demo model, token for
 token, and how often drafts are accepted at each place. With ``--real-head`` that is as often as a
-large model's are; without, more often.
+large model's are; without, more often. With ``--tower`` it takes pictures, and cannot say what is
+on them: its vision tower has random weights, in the shape of one of that size.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.models.mtp import with_head
 from scripts.grown_model.check import compare
 from scripts.grown_model.layout import Layout, Map, grown_layers
+from tests.helpers.pictured_demo import add_sight
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -72,6 +75,21 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 """Shapes of published Qwen3.5 models of that size; ``tiny`` is for tests."""
+
+TOWERS: dict[str, dict[str, int]] = {
+    name: {
+        "depth": depth,
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_heads": hidden // 64,
+        "num_position_embeddings": 48**2,
+    }
+    for name, depth, hidden in (("tiny", 6, 256), ("0.8b", 12, 768), ("4b", 24, 1024))
+}
+"""Shapes of their vision towers."""
+
+PICTURES = {"size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}}
+"""Between 64 and 16,384 vectors each, as Qwen3.5 has them."""
 
 UNLIKELY = 15 * 2.0**13
 """What an unused token's score is lowered by, a multiple of a positive feature; 15 times a power
@@ -255,11 +273,17 @@ def save(grown: nn.Module, config: dict[str, Any], out: Path) -> None:
     shutil.copy(resolve(DEMO) / "chat_template.jinja", out / "chat_template.jinja")
 
 
+def add_tower(path: Path, size: str) -> None:
+    """Let a checkpoint that `save` has written take pictures."""
+    add_sight(path, pictures=PICTURES, dtype=mx.bfloat16, **TOWERS[size])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="4b")
     parser.add_argument("--out", type=Path, required=True, help="directory of the new checkpoint")
     parser.add_argument("--real-head", action="store_true", help=REAL_HEAD)
+    parser.add_argument("--tower", action="store_true", help="let it take pictures")
     parser.add_argument("--check", action="store_true", help="compare it with the demo model")
     parser.add_argument("--prompts", type=int, default=8, help="of the comparison")
     parser.add_argument("--tokens", type=int, default=64, help="of the comparison, a prompt")
@@ -267,6 +291,8 @@ def main() -> None:
     network, tokenizer, config = load(resolve(DEMO))
     grown, grown_config = grow(network, config, args.size, real_head=args.real_head)
     save(grown, grown_config, args.out)
+    if args.tower:
+        add_tower(args.out, args.size)
     if args.check:
         print(compare(network, load(args.out)[0], tokenizer, args.prompts, args.tokens))
 

@@ -40,6 +40,16 @@ def write_pictured_demo(path: Path) -> Path:
     for pattern in with_text:
         for file in resolve(DEMO).glob(pattern):
             shutil.copy(file, path)
+    return add_sight(path)
+
+
+def add_sight(path: Path, **tower: Any) -> Path:
+    """Give a checkpoint of the demo model a tower, and the tokens and the template of pictures.
+
+    Args:
+        path: it may be grown.
+        tower: see `add_qwen_tower`.
+    """
     file = path / "tokenizer.json"
     tokenizer: dict[str, Any] = json.loads(file.read_text())
     model = tokenizer["model"]
@@ -51,8 +61,12 @@ def write_pictured_demo(path: Path) -> Path:
         tokenizer["added_tokens"].append(special | {"id": number, "content": text})
     file.write_text(json.dumps(tokenizer))
     (path / "chat_template.jinja").write_text(TEMPLATE)
-    add_qwen_tower(path)
+    add_qwen_tower(path, token=4095, **tower)
     file = path / "config.json"
-    config = json.loads(file.read_text()) | {"image_token_id": 4095}
+    config = json.loads(file.read_text())
+    text = config["text_config"]
+    rope = text["rope_parameters"]
+    pairs = int(text["head_dim"] * rope["partial_rotary_factor"]) // 2
+    rope["mrope_section"] = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3]
     file.write_text(json.dumps(config))
     return path

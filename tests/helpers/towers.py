@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,20 @@ def png(width: int, height: int, seed: int = 0) -> bytes:
     return file.getvalue()
 
 
-def qwen_weights(deep: int, out: int = 64, seed: int = 0) -> dict[str, mx.array]:
-    """Of a tower, by Hugging Face's names, so large that softmax and norms matter."""
+def qwen_weights(vision: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Of a tower, by Hugging Face's names, so large that softmax and norms matter.
+
+    Args:
+        vision: its configuration.
+    """
     draw = np.random.default_rng(seed).standard_normal
-    size, inner = QWEN_VISION["hidden_size"], QWEN_VISION["intermediate_size"]
+    size, inner, out = (vision[f"{each}_size"] for each in ("hidden", "intermediate", "out_hidden"))
+    deep = len(vision["deepstack_visual_indexes"])
     shapes: dict[str, tuple[int, ...]] = {
         "patch_embed.proj": (size, 3, 2, 16, 16),
-        "pos_embed": (QWEN_VISION["num_position_embeddings"], size),
+        "pos_embed": (vision["num_position_embeddings"], size),
     }
-    for n in range(QWEN_VISION["depth"]):
+    for n in range(vision["depth"]):
         shapes |= {
             f"blocks.{n}.norm1": (size,),
             f"blocks.{n}.norm2": (size,),
@@ -85,7 +91,13 @@ def qwen_weights(deep: int, out: int = 64, seed: int = 0) -> dict[str, mx.array]
 
 
 def add_qwen_tower(
-    path: Path, deep: int = 0, *, token: int = QWEN_TOKENS["image_token_id"], **vision: Any
+    path: Path,
+    deep: int = 0,
+    *,
+    token: int = QWEN_TOKENS["image_token_id"],
+    pictures: Mapping[str, Any] = {},
+    dtype: mx.Dtype = mx.float32,
+    **vision: Any,
 ) -> Path:
     """Give a checkpoint of a Qwen a tower.
 
@@ -94,6 +106,9 @@ def add_qwen_tower(
             model.
         deep: layers of the text model that take features of their own.
         token: where vectors stand.
+        pictures: settings of its processor, in place of some of `QWEN_PICTURES`.
+        dtype: of its tensors.
+        vision: parts of its configuration, in place of some of `QWEN_VISION`.
     """
     file = path / "config.json"
     if file.is_file():
@@ -110,13 +125,13 @@ def add_qwen_tower(
         text["rope_parameters"] = _ROPE | turn
     config |= {"vision_config": vision} | QWEN_TOKENS | {"image_token_id": token}
     file.write_text(json.dumps(config))
-    weights = qwen_weights(deep, vision["out_hidden_size"])
-    named = {f"model.visual.{name}": value for name, value in weights.items()}
+    weights = qwen_weights(vision)
+    named = {f"model.visual.{name}": value.astype(dtype) for name, value in weights.items()}
     mx.save_safetensors(str(path / "model-tower.safetensors"), named, {"format": "pt"})
     index = path / "model.safetensors.index.json"
     if index.is_file():
         files = json.loads(index.read_text())["weight_map"]
         files |= dict.fromkeys(named, "model-tower.safetensors")
         index.write_text(json.dumps({"weight_map": files}))
-    (path / "preprocessor_config.json").write_text(json.dumps(QWEN_PICTURES))
+    (path / "preprocessor_config.json").write_text(json.dumps(QWEN_PICTURES | pictures))
     return path

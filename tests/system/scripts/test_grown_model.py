@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,10 +11,12 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
+from omlx_worker.engine.loading.towers import read_tower
 from scripts.grown_model.check import compare
-from scripts.grown_model.grow import SIZES, grow, save
+from scripts.grown_model.grow import SIZES, add_tower, grow, save
 from scripts.grown_model.layout import grouped, grown_layers, turned
 from tests.helpers.decoding import Loaded
+from tests.helpers.towers import drawn
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,20 @@ def test_a_real_head_errs_as_often_as_a_large_models_and_the_text_is_the_same(
 
     assert seen.same == seen.tokens, seen
     assert seen.accepted[1] == pytest.approx([0.86, 0.66, 0.51], abs=0.08), seen
+
+
+def test_its_tower_gives_vectors_that_its_layers_take(grown_path: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(grown_path, tmp_path / "sees")
+    add_tower(path, "tiny")
+    config = json.loads((path / "config.json").read_text())
+    text = config["text_config"]
+
+    tower = read_tower(path, config, None)
+
+    assert tower is not None
+    assert tower.see(drawn(320, 256)).shape == (10 * 8, text["hidden_size"])
+    rotated = text["head_dim"] * text["rope_parameters"]["partial_rotary_factor"]
+    assert sum(tower.sections) == rotated // 2
 
 
 def test_tokens_that_were_added_are_never_chosen(demo: Loaded, grown_path: Path) -> None:
