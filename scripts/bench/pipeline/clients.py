@@ -24,12 +24,19 @@ SLOW_SECONDS = 0.25
 
 
 class WorkerSide:
-    """Jobs through Redis to the worker's process and their tokens back to this one."""
+    """Jobs through Redis to the worker's process and their tokens back to this one.
+
+    Args:
+        processes: ids of the ``worker`` and of ``redis``.
+    """
 
     name = "worker"
 
-    def __init__(self, producer: Producer, url: str, **processes: int) -> None:
+    def __init__(
+        self, producer: Producer, url: str, priority: str = "default", **processes: int
+    ) -> None:
         self._producer = producer
+        self._priority = priority
         self._url = url
         self._processes = {"worker": processes["worker"], "redis": processes["redis"]}
 
@@ -53,7 +60,7 @@ class WorkerSide:
     ) -> Lap:
         cpu = CpuClock(**self._processes, clients=os.getpid())
         began = time.perf_counter()
-        jobs = self._producer.submit_many(requests)
+        jobs = self._producer.submit_many(requests, priority=self._priority)
         dawdler = asyncio.create_task(_dawdle(connection, jobs[0])) if slow else None
         followed = jobs[1:] if slow else jobs
         watched = await asyncio.gather(*(_follow(connection, job, began) for job in followed))

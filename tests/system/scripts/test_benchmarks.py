@@ -32,7 +32,8 @@ SMALL = {
     "launches": "--models llama-8b",
     "lease": "--jobs 16 --stock-jobs 2 --batches 4 --laps 1",
     "mixed_lengths": "--rows 1 --short 8 --long 16 --laps 1",
-    # Its stock worker is `stock_job`.
+    "pictures": "--page 96 64 --pictures 2 --tokens 2 --at-once 2 --laps 1"
+    " --beside 1 --beside-tokens 2",
     "pipeline": "--jobs 1 --tokens 4 --laps 1",
     "prompt_files": f"--old {ROOT} --rows 2 --file 0 4 8 --tokens 2 --max-batch 2 --laps 1",
     "report": "--print",
@@ -43,8 +44,12 @@ SMALL = {
 }
 """Arguments by the name of a script."""
 
+STARTED_BY_OTHERS = {"mlx_vlm_batch", "stock_job", "watched_worker"}
 
-@pytest.mark.parametrize("script", [each for each in SCRIPTS if not each.endswith(".stock_job")])
+
+@pytest.mark.parametrize(
+    "script", [each for each in SCRIPTS if each.rpartition(".")[2] not in STARTED_BY_OTHERS]
+)
 def test_a_benchmark_runs(script: str, tmp_path: Path) -> None:
     name = script.removeprefix("scripts.bench.")
     assert name in SMALL, f"give {name} arguments with which it runs for seconds"
