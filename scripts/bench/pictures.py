@@ -271,7 +271,7 @@ def made(path: Path, size: str) -> Path:
 
 def show(laps: Sequence[dict[str, Figures]], beside: Sequence[dict[str, Figures]]) -> None:
     """Tables of the sides, of the worker's memory, and of the rows without pictures."""
-    console = Console(width=max(Console().width, 120))
+    console = Console(width=max(Console().width, 140))
     names = ("", "pictures/s", "tokens/s", f"x {MLX_VLM}", "CPU, s", "tower, s")
     table = _table(*names, "prompt tokens", "steps", "windows", "traces")
     for name in laps[0]:
