@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from tests.helpers.bulk_runs import (
@@ -25,16 +26,7 @@ from tests.helpers.towers import png
 from tests.helpers.workers import wait_for
 
 ROWS = 24
-SEEDED = (
-    "--seed",
-    "11",
-    "--temperature",
-    "2",
-    "--max-completion-tokens",
-    "24",
-    "--progress",
-    "none",
-)
+SEEDED = ("--seed", "11", "--temperature", "2", "--max-tokens", "16", "--progress", "none")
 FOLDER = ("--template", "Who sent it, and when?", "--schema", "sender, date", *SEEDED)
 
 
@@ -67,6 +59,7 @@ def choices(output: Path) -> dict[str, Any]:
     return by_id
 
 
+@pytest.mark.timeout(900)  # as long as its waits together, on a machine that others load
 def test_texts_of_pictures_survive_the_killing_of_the_worker_and_the_client(
     redis_url: str, connection: Redis, tmp_path: Path
 ) -> None:
