@@ -31,8 +31,8 @@ FOLDER = ("--template", "Who sent it, and when?", "--schema", "sender, date", *S
 
 
 def write_folder(folder: Path) -> list[bytes]:
-    """Pictures of different sizes; the last four have the bytes of the first."""
-    files = [png(8 + 37 * n % 300, 8 + 61 * n % 400, seed=n) for n in range(ROWS - 4)]
+    """Pictures of five sizes; the last four have the bytes of the first."""
+    files = [png(8 + 70 * (n % 5), 270 - 50 * (n % 5), seed=n) for n in range(ROWS - 4)]
     files += files[:4]
     folder.mkdir()
     for n, data in enumerate(files):
