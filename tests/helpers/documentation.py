@@ -20,6 +20,7 @@ PAGES = {
 DOWNLOAD = "downloads a model"
 HERE = "the test is in the clone, in a folder with the files of examples/data"
 EMBEDS = "needs a model of embeddings; test_embed and test_embeddings have one"
+READS = "test_reader and the quickstart run it, in the root of the clone"
 SEES = "needs a model that takes pictures; test_pictures has the same inputs"
 ON_A_MAC = "is for a Mac of the reader's"
 OTHER_SHELL = "is for another shell than bash"
@@ -36,6 +37,8 @@ NOT_TYPED = {
     '--template "Read the bill." --schema "sender, date, total number"': DOWNLOAD,
     ".venv/bin/omlx-worker batch -m mlx-community/Qwen3-VL-4B-Instruct-4bit FOLDER --dry-run 16 "
     '--template "What is on it?" > pictures.json': DOWNLOAD,
+    "omlx-worker batch -m examples/reader examples/data/receipts -o receipts.csv "
+    "--template Read.": READS,
     'omlx-submit run scans/ -o pages.csv --template "Who sent it, and when?" '
     '--schema "sender, date"': SEES,
     "omlx-submit run items.csv -o looks.csv --image photo "
