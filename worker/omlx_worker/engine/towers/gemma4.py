@@ -14,6 +14,7 @@ import numpy as np
 from mlx_lm.models.base import BaseModelArgs
 from PIL.Image import Image, Resampling
 
+from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.towers.network import attend, load, room_to_attend
 from omlx_worker.engine.towers.tower import Seen
 
@@ -219,6 +220,7 @@ class Gemma4Sight:
 
     Raises:
         LookupError, ValueError: if one of them is not as it should be.
+        ModelError: if so few pixels are too few.
     """
 
     spatial = False
@@ -241,7 +243,10 @@ class Gemma4Sight:
     def _allowed(self, max_pixels: int) -> int:
         least = COUNTS[0] * self._side**2
         if max_pixels < least:
-            raise ValueError(f"--max-pixels {max_pixels}: its pictures have {least} and more")
+            raise ModelError(
+                f"--max-pixels {max_pixels}: a Gemma 4 takes pictures of {least} pixels and more; "
+                "give at least as many"
+            )
         return max(count for count in COUNTS if count * self._side**2 <= max_pixels)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def test_a_checkpoint_tells_how_many_vectors_and_an_option_changes_that() -> Non
     assert sight_of().most == 280
     assert sight_of(PICTURES).most == 70
     assert sight_of(PICTURES, max_pixels=600 * CELL**2).most == 560
-    with pytest.raises(ValueError, match=f"--max-pixels 900: .* {70 * CELL**2} and more"):
+    with pytest.raises(ModelError, match=f"--max-pixels 900: .* {70 * CELL**2} pixels and more"):
         sight_of(max_pixels=900)
 
 
