@@ -188,9 +188,8 @@ def _read(
     for (row, held), seat, end in zip(readings, seats, ends, strict=True):
         held.layers = [[] if cache.paged else cache.held(seat, end) for cache in own]
         row.computed = end
-        read = [each.start for each in row.request.pictures if each.end <= end]
-        for start in held.seen.keys() & read:
-            del held.seen[start]
+        unread = [each.start for each in row.request.pictures if each.end > end]
+        held.seen = {start: held.seen[start] for start in held.seen.keys() & unread}
     if hidden is not None:
         _score(model, readings, done, hidden)
 

@@ -56,11 +56,11 @@ class Picture:
         return [number | 1 << 31 for number in drawn]
 
 
-def key_of(tokens: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
-    """The beginning of a prompt as the prefix cache knows it: pictures by their digests."""
-    key = list(tokens)
+def key_of(prompt: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+    """A prompt as the prefix cache knows it: pictures by their digests."""
+    key = list(prompt)
     for picture in pictures:
-        key[picture.start : picture.end] = picture.key[: max(0, len(key) - picture.start)]
+        key[picture.start : picture.end] = picture.key
     return key
 
 

@@ -194,9 +194,10 @@ class Row:
     def uncut(self, tokens: int) -> int:
         """As many of its next tokens, or more if they would end in a picture read as a whole."""
         end = self.computed + tokens
-        cut = (each for each in self.request.pictures if each.both_ways)
-        cut = (each for each in cut if each.start < end < each.end)
-        return next((each.end - self.computed for each in cut), tokens)
+        for each in self.request.pictures:
+            if each.both_ways and each.start < end < each.end:
+                return each.end - self.computed
+        return tokens
 
     def saw(self, picture: Picture) -> None:
         """The engine holds the vectors of this one, the first that was `unseen`."""
