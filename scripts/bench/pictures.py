@@ -174,27 +174,17 @@ def mlx_vlm(model: Path, args: argparse.Namespace) -> Iterator[MlxVlmSide]:
 
 
 class Bench:
-    """The sides, alive for the length of a ``with`` block, and the figures of all laps."""
+    """The sides, and the figures of all laps.
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    Args:
+        stack: ends the sides.
+    """
+
+    def __init__(self, args: argparse.Namespace, stack: ExitStack) -> None:
         self._args = args
-        self._stack = ExitStack()
         self._drawn = 0
         self.versions = dict[str, str]()
-
-    def __enter__(self) -> Bench:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
-    def _start(self) -> None:
-        args, enter = self._args, self._stack.enter_context
+        enter = stack.enter_context
         self._folder = folder = Path(enter(tempfile.TemporaryDirectory()))
         model = args.model or made(folder / "model", args.size)
         url = enter(EmbeddedRedis(folder / "redis")).url
@@ -343,7 +333,8 @@ def main() -> None:
     command = shlex.join(["python", "-m", "scripts.bench.pictures", *sys.argv[1:]])
     head = {"what": "pictures", "size": args.size, "at_once": args.at_once, "page": args.page}
     results = {**head, "command": command, **machine(), "laps": [], "beside": []}
-    with Bench(args) as bench:
+    with ExitStack() as stack:
+        bench = Bench(args, stack)
         results["versions"] |= bench.versions
         for number in range(args.laps + 1):
             lap = bench.lap(number)

@@ -1,7 +1,9 @@
 """The demo model's folder: everything but the weights, laid out as a published Qwen3.5."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -86,12 +88,24 @@ def write_model_files(folder: Path, tokenizer: Tokenizer) -> None:
         "pad_token": END_OF_TEXT,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
+    configs = {
+        "config": config,
+        "generation_config": generation_config,
+        "tokenizer_config": tokenizer_config,
+    }
+    save_files(folder, configs, CHAT_TEMPLATE, tokenizer)
+
+
+def save_files(
+    folder: Path, configs: Mapping[str, Any], chat_template: str, tokenizer: Tokenizer
+) -> None:
+    """Save all of a model but its weights.
+
+    Args:
+        configs: what the JSON files hold, by their names without the suffix.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (
-        ("config.json", config),
-        ("generation_config.json", generation_config),
-        ("tokenizer_config.json", tokenizer_config),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
+    for name, content in configs.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    (folder / "chat_template.jinja").write_text(chat_template, "utf-8")
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)

@@ -1,11 +1,12 @@
 """The reading model's folder: everything but the weights, laid out as a published Qwen3-VL."""
 
-import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+from scripts.demo_model.corpus import END_OF_TEXT, TURN_END, TURN_START
+from scripts.demo_model.files import save_files
+
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 SPECIAL = (END_OF_TEXT, TURN_START, TURN_END, VISION_START, VISION_END, IMAGE, VIDEO)
@@ -130,13 +131,10 @@ def write_model_files(folder: Path) -> None:
         "pad_token": END_OF_TEXT,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (
-        ("config.json", config),
-        ("generation_config.json", generation_config),
-        ("preprocessor_config.json", preprocessor_config),
-        ("tokenizer_config.json", tokenizer_config),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
-    make_tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
+    configs = {
+        "config": config,
+        "generation_config": generation_config,
+        "preprocessor_config": preprocessor_config,
+        "tokenizer_config": tokenizer_config,
+    }
+    save_files(folder, configs, CHAT_TEMPLATE, make_tokenizer())

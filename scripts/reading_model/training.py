@@ -136,7 +136,7 @@ def rate(stage: str, done: float) -> float:
 
 
 def train(output: Path, stages: dict[str, int], threads: int, seed: int) -> None:
-    """Train through the stages, for so many steps each; write model.safetensors.
+    """Train each stage for its number of steps; write model.safetensors.
 
     `tower` teaches the tower what its vectors hold. `text` keeps the tower's blocks and teaches
     the rest to write it down. `all` teaches everything, and its rate falls to nothing.
