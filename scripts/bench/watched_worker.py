@@ -42,7 +42,7 @@ class Notes:
     path: Path
 
     def parts(self, began: float, ended: float, count: int) -> list[dict[str, Any]]:
-        """The most of each number in each of so many equal parts of this time."""
+        """The maximum of each number in each of `count` equal parts of this time."""
         lines = self.path.read_text().splitlines()
         notes = [Note(*map(_number, line.split())) for line in lines if line.count(" ") == 3]
         width = (ended - began) / count

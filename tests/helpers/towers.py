@@ -12,6 +12,8 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
+from omlx_worker.engine.towers.tower import Tower
+
 QWEN_VISION: dict[str, Any] = {
     "depth": 3,
     "hidden_size": 48,
@@ -43,6 +45,15 @@ def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
     """A picture of noise."""
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     return Image.fromarray(noise)
+
+
+def taken_by(tower: Tower, picture: Image.Image) -> int:
+    """Bytes that looking at a picture takes in passing, once the tower has looked at one."""
+    mx.eval(tower.see(picture))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(tower.see(picture))
+    return int(mx.get_peak_memory() - before)
 
 
 def png(width: int, height: int, seed: int = 0) -> bytes:

@@ -149,7 +149,7 @@ def test_a_file_that_was_cut_is_refused(kind: str, part: float) -> None:
 
 
 def scanned(times: int) -> bytes:
-    """A JPEG file whose last scan comes so many times."""
+    """A JPEG file with its last scan repeated."""
     data = saved(drawn(), "JPEG", progressive=True)
     return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * (times - 1) + data[-2:]
 

@@ -23,7 +23,7 @@ from tests.helpers.gemma_towers import (
     tower_with,
     weights_of,
 )
-from tests.helpers.towers import drawn
+from tests.helpers.towers import drawn, taken_by
 
 CELL = 8
 """Pixels of a vector, each way."""
@@ -155,12 +155,5 @@ def test_relatives_with_other_towers_take_no_pictures(tmp_path: Path, family: st
 
 def test_room_is_about_what_seeing_takes() -> None:
     tower = tower_with({"head_dim": 64})
-    picture = drawn(80, 56)
-    mx.eval(tower.see(picture))
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-
-    mx.eval(tower.see(picture))
-
-    taken = mx.get_peak_memory() - before
+    taken = taken_by(tower, drawn(80, 56))
     assert tower.room(70) / 4 < taken < tower.room(70)

@@ -19,7 +19,7 @@ from omlx_worker.engine.loading.towers import read_sight, read_tower
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.towers.qwen3_vl import Qwen3VLTower
 from omlx_worker.engine.towers.tower import Seen
-from tests.helpers.towers import QWEN_PICTURES, add_qwen_tower, drawn
+from tests.helpers.towers import QWEN_PICTURES, add_qwen_tower, drawn, taken_by
 
 CELL = 32
 """Pixels of a vector, each way."""
@@ -224,12 +224,5 @@ def test_vectors_take_the_place_of_tokens_and_features_follow_the_first_layers(
 
 
 def test_room_is_about_what_seeing_takes(tower: Qwen3VLTower) -> None:
-    picture = drawn(8 * CELL, 8 * CELL)
-    mx.eval(tower.see(picture))
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-
-    mx.eval(tower.see(picture))
-
-    taken = mx.get_peak_memory() - before
+    taken = taken_by(tower, drawn(8 * CELL, 8 * CELL))
     assert tower.room(64) / 4 < taken < tower.room(64)
