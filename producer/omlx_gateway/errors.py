@@ -67,7 +67,7 @@ class NotStored(OSError):
     """What cannot be written, such as on a full disk. The message is one sentence."""
 
 
-def api_error(error: Exception) -> ApiError:
+def api_error(error: Exception | asyncio.CancelledError) -> ApiError:
     """What to answer instead of an exception. One that no request should meet is logged."""
     # `told` leaves out advice for Python.
     told = error.told(error.field) if isinstance(error, InvalidRequest) else str(error)
@@ -75,6 +75,10 @@ def api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case asyncio.CancelledError():
+            again = {"Retry-After": str(RETRY_SECONDS)}
+            told = f"the gateway stops; try again in {RETRY_SECONDS} s"
+            return ApiError(503, told, "server_error", "gateway_stops", headers=again)
         case ModelNotFound():
             return ApiError(404, sentence, code="model_not_found", param="model")
         case UnknownJob():
@@ -139,7 +143,8 @@ class ErrorAnswers:
 
         try:
             await self._app(scope, body, noted)
-        except Exception as error:  # noqa: BLE001 (`api_error` logs those of other kinds)
+        # `api_error` logs those of other kinds.
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             answer = api_error(error).response
             if not begun:
                 # The system answers what comes to a closed connection with a reset, which takes

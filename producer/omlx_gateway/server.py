@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import resource
 import socket
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
+from types import FrameType
 from typing import Any, ClassVar
 
 import h11
@@ -20,8 +22,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from omlx_gateway.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
-GRACE_SECONDS = 10
+GRACE_SECONDS = 5.0
 """For open answers, after the signal to stop."""
+CLOSING_SECONDS = 2
+"""For those that have not ended then: to say so, and to cancel their jobs."""
 OPEN_FILES = 10_240
 """The most that macOS grants to a process without a hard limit."""
 ACCEPTED_AT_ONCE = 32
@@ -72,7 +76,14 @@ class OneAnswer(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Accepts few connections at once, and lets many wait for it."""
+    """Accepts few connections at once, and lets many wait for it.
+
+    However often it is told to stop, open answers have ``grace`` seconds.
+    """
+
+    def __init__(self, config: uvicorn.Config, grace: float) -> None:
+        super().__init__(config)
+        self._grace = grace
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -80,11 +91,26 @@ class Server(uvicorn.Server):
             # The server's backlog is both.
             each.listen(WAITING_CONNECTIONS)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn does it as late as it may, and then waits for none of them.
+        asyncio.get_running_loop().call_later(self._grace, self._cancel_answers)
+        await super().shutdown(sockets)
 
-def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
+    def _cancel_answers(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # At its end it raises what came, and asyncio answers a second Ctrl-C with a traceback.
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+
+
+def make_server(app: ASGIApp, grace: float = GRACE_SECONDS, **options: Any) -> uvicorn.Server:
     """A server that is ready to run.
 
     Args:
+        grace: seconds for open answers, after the signal to stop.
         options: of `uvicorn.Config`.
     """
     config: dict[str, Any] = {
@@ -94,12 +120,12 @@ def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
         "http": OneAnswer,
         "ws": "none",
         "backlog": ACCEPTED_AT_ONCE,
-        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "timeout_graceful_shutdown": math.ceil(grace) + CLOSING_SECONDS,
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
     }
     # It quotes bytes of uploads that it cannot read.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    return Server(uvicorn.Config(app, **(config | options)))
+    return Server(uvicorn.Config(app, **(config | options)), grace)
 
 
 def listen(host: str, port: int) -> Iterator[socket.socket]:

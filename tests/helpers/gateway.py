@@ -37,9 +37,7 @@ def running_gateway(
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     server = make_server(
-        app or create_app(redis_url, limits, keys, hosts),
-        log_level="warning",
-        timeout_graceful_shutdown=1,
+        app or create_app(redis_url, limits, keys, hosts), grace=0.5, log_level="warning"
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

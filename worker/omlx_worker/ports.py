@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from omlx_worker.control.in_turn import ModelsInTurn
     from omlx_worker.control.worker import GenerationWorker
 
-ANSWER_SECONDS = 5
-"""For answers that are still being written when the worker ends."""
+ANSWER_SECONDS = 8
+"""For answers that are still being written when the worker ends: more than a gateway takes."""
 
 log = logging.getLogger("omlx_worker")
 

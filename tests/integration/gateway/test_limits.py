@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from omlx_gateway.limits import Limits
 from omlx_producer.wire.json_limits import read_json
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import announce
-from tests.helpers.gateway import gateway_process, is_healthy, running_gateway
+from tests.helpers.gateway import error_of, gateway_process, is_healthy, running_gateway
 from tests.helpers.workers import ALIAS, queue, wait_for
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -130,3 +132,30 @@ def test_without_its_extra_the_command_says_what_to_install() -> None:
     assert done.returncode == 2
     assert "install it with pip install 'omlx-queue[gateway]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_gateway_that_stops_answers_who_waits_and_cancels_their_jobs(
+    redis_url: str, connection: Redis
+) -> None:
+    announce(connection, ALIAS)
+    jobs = queue(connection, "high")
+    with ThreadPoolExecutor() as pool, running_gateway(redis_url) as url:
+        body = {"model": ALIAS, "prompt": "x"}
+        asked = pool.submit(httpx2.post, f"{url}/v1/completions", json=body, timeout=30)
+        wait_for(lambda: jobs.count == 1)
+    assert asked.result().status_code == 503
+    assert error_of(asked.result())["code"] == "gateway_stops"
+    assert jobs.count == 0, "its job waits on"
+
+
+def test_a_second_signal_to_stop_is_no_error(redis_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as stream,
+        gateway_process(redis_url, free_port(), stderr=stream) as gateway,
+    ):
+        for _ in range(2):
+            gateway.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        assert gateway.wait(20) == 0
+    assert len(log.read_text().splitlines()) == 1
