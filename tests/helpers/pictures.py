@@ -1,4 +1,4 @@
-"""Small pictures, a tower that tells them apart, and what a model makes of them without caches."""
+"""Small pictures, a tower that tells them apart, and what mlx-lm's model makes of them alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 from PIL import Image
 
 from omlx_worker.engine.rows.picture import Picture
@@ -84,8 +85,7 @@ def greedy(
     pictures: Sequence[Picture],
     tokens: int,
 ) -> list[tuple[int, float]]:
-    """The likeliest tokens, each from a forward over the whole sequence before it, with their
-    log-probabilities.
+    """The likeliest tokens, in mlx-lm's own caches, with their log-probabilities.
 
     The rotary positions are computed here a second time, as Qwen's own code does it: a picture's
     begin at the largest before it plus one, and are that plus the row or column.
@@ -96,6 +96,7 @@ def greedy(
     vectors = {
         each.start: tower.see(Image.open(io.BytesIO(each.data)).convert("RGB")) for each in pictures
     }
+    cache, read = make_prompt_cache(network), 0
     try:
         for _ in range(tokens):
             ids = [*prompt, *(token for token, _ in out)]
@@ -113,9 +114,12 @@ def greedy(
                     vectors[place] if picture else text.embed_tokens(mx.array([ids[place]]))
                 )
                 place += count
+            turns = [time[read:], down[read:], across[read:]]
             for layer, rope in zip(layers, ropes, strict=True):
-                layer.self_attn.rope = _Turned(rope, [time, down, across], tower.sections)
-            hidden = text(mx.array([ids]), input_embeddings=mx.concatenate(embedded)[None])
+                layer.self_attn.rope = _Turned(rope, turns, tower.sections)
+            new = mx.concatenate(embedded)[None, read:]
+            hidden = text(mx.array([ids[read:]]), cache=cache, input_embeddings=new)
+            read = len(ids)
             logits = text.embed_tokens.as_linear(hidden[0, -1])
             token = int(logits.argmax().item())
             out.append((token, (logits[token] - mx.logsumexp(logits)).item()))

@@ -28,7 +28,7 @@ from tests.helpers.pictures import SmallTower, greedy, png, prompt_of
 
 TOKENS = 6
 HIDDEN = 256
-SLOW = [(0, 0, 7), (2, 0, 512), (0, 3, 64)]
+SLOW = [(2, 4, 5), (0, 0, 7), (2, 0, 512), (0, 3, 64)]
 Prompt = tuple[list[int], tuple[Picture, ...]]
 Told = list[tuple[int, Any]]
 
@@ -100,15 +100,18 @@ def texts(
 
 
 @pytest.mark.parametrize(
-    ("depth", "lookup", "chunk"),
-    [(2, 4, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+    ("depth", "lookup", "chunk", "names"),
+    [
+        (2, 4, 5, ["without", "two"]),
+        *(pytest.param(*each, list(PROMPTS), marks=pytest.mark.slow) for each in SLOW),
+    ],
 )
 def test_rows_with_and_without_pictures_are_read_beside_one_another(
-    depth: int, lookup: int, chunk: int
+    depth: int, lookup: int, chunk: int, names: list[str]
 ) -> None:
-    rows = [Row(request(name, prompt)) for name, prompt in PROMPTS.items()]
+    rows = [Row(request(name, PROMPTS[name])) for name in names]
     found = texts(a_decoder(depth, lookup), rows, chunk)
-    assert found == {name: wanted(name) for name in PROMPTS}
+    assert found == {name: wanted(name) for name in names}
 
 
 def test_a_draft_model_with_heads_of_another_size_reads_past_pictures() -> None:
