@@ -40,6 +40,7 @@ PROMPTS = {
 }
 LOOP = "value = 1\n" * 8
 SEEDED = Sampling(temperature=0.7, filters={"top_p": 0.95}, seed=11)
+PENALISED = replace(SEEDED, repetition_penalty=1.2)
 TOKENS = 48
 
 
@@ -62,16 +63,21 @@ def rows(sampling: Sampling) -> list[RowRequest]:
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    ("sampling", "depths"),
     [
-        *(pytest.param(sampling, marks=pytest.mark.slow) for sampling in (GREEDY, SEEDED)),
-        replace(SEEDED, repetition_penalty=1.2),
+        (PENALISED, [(0, 8), (2, 3)]),
+        *(
+            pytest.param(sampling, [(0, 1), (0, 8), (2, 3), (3, 8)], marks=pytest.mark.slow)
+            for sampling in (GREEDY, SEEDED, PENALISED)
+        ),
     ],
 )
-def test_a_text_is_the_same_at_every_depth_and_in_company(qwen: Loaded, sampling: Sampling) -> None:
+def test_a_text_is_the_same_at_every_depth_and_in_company(
+    qwen: Loaded, sampling: Sampling, depths: list[tuple[int, int]]
+) -> None:
     alone = {r.row_id: run(qwen.decoder(), [r])[r.row_id] for r in rows(sampling)}
 
-    for own, lookup in ((0, 1), (0, 8), (2, 3), (3, 8)):
+    for own, lookup in depths:
         decoder = qwen.decoder(own, lookup)
         assert run(decoder, rows(sampling), arrivals={"words": 4}) == alone, (own, lookup)
 

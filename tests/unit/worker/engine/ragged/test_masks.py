@@ -41,7 +41,7 @@ def alone(demo: Loaded, row: RowRequest | Row, depth: int) -> Ended:
 @pytest.mark.parametrize(
     ("sampling", "depths"),
     [
-        (HOT, {"alone": (3,), "together": (2,)}),
+        (HOT, {"alone": (), "together": (2,)}),
         *(
             pytest.param(sampling, DEPTHS, marks=pytest.mark.slow)
             for sampling in (HOT, GREEDY, PENALISED)
