@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -29,7 +30,7 @@ from tests.helpers.bulk_runs import write_rows
 from tests.helpers.gateway import running_gateway
 from tests.helpers.metrics import scrape, value
 from tests.helpers.turning import Loads, describe, loading_worker
-from tests.helpers.workers import fetch, is_over, status, wait_for
+from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, status, wait_for
 
 Run = Callable[..., Result]
 TOLD = "loading it (warming up 3 of 57)"
@@ -194,3 +195,18 @@ def test_a_worker_that_dies_while_it_loads_falls_silent(
     shown = run("status").stdout
     assert "no worker serves demo" in shown
     assert "mac-1 has been silent for" in shown
+
+
+def test_whoever_knows_a_model_finds_its_worker(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, announce = [], board.announce
+
+    def announced(*args: Any, **options: Any) -> None:
+        found.append(read_workers(connection, ALIAS))
+        announce(*args, **options)
+
+    monkeypatch.setattr(board, "announce", announced)
+    with running_worker(redis_url):
+        wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
+    assert found[0]

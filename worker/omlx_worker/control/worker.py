@@ -222,6 +222,8 @@ class GenerationWorker(RecordedWorker):
             "%s is ready: worker %s, %s (--mode %s)%s",
             *(self.alias, self.name, drafts, self._settings.mode, page),
         )
+        # Whoever knows the model finds its worker.
+        self.board.show(self._condition)
         self.board.announce()
 
     def _serve(self, burst: bool) -> bool:
