@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -29,8 +28,8 @@ from omlx_worker.settings import WorkerSettings
 from tests.helpers.bulk_runs import write_rows
 from tests.helpers.gateway import running_gateway
 from tests.helpers.metrics import scrape, value
-from tests.helpers.turning import Loads, describe, loading_worker
-from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, status, wait_for
+from tests.helpers.turning import Loads, describe, loading_worker, turning_worker
+from tests.helpers.workers import fetch, is_over, running_worker, status, wait_for
 
 Run = Callable[..., Result]
 TOLD = "loading it (warming up 3 of 57)"
@@ -197,16 +196,21 @@ def test_a_worker_that_dies_while_it_loads_falls_silent(
     assert "mac-1 has been silent for" in shown
 
 
+@pytest.mark.parametrize("models", [["demo"], ["demo", "other"]])
 def test_whoever_knows_a_model_finds_its_worker(
-    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch, models: list[str]
 ) -> None:
     found, announce = [], board.announce
 
-    def announced(*args: Any, **options: Any) -> None:
-        found.append(read_workers(connection, ALIAS))
-        announce(*args, **options)
+    def announced(told: Redis, alias: str, info: ModelInfo, *, served: bool = True) -> None:
+        if served:
+            found.append((alias, bool(read_workers(connection, alias))))
+        announce(told, alias, info, served=served)
 
     monkeypatch.setattr(board, "announce", announced)
-    with running_worker(redis_url):
-        wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
-    assert found[0]
+    one = len(models) == 1
+    serving = running_worker(redis_url) if one else turning_worker(redis_url, models, Loads())
+    with serving:
+        wait_for(lambda: connection.hlen(MODELS_KEY) == len(models))
+    assert found
+    assert all(has_worker for _, has_worker in found), found

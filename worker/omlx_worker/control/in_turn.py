@@ -165,11 +165,11 @@ class ModelsInTurn(RecordedWorker):
         beats = self.beat()
         for model in self._models.values():
             has_process = self._loaded is not None and self._loaded.model is model
-            if beats and not (self._loaded and has_process and self._loaded.serves):
-                model.board.announce()
             if not has_process:
                 model.upkeep.attend()
                 model.board.show()
+            if beats and not (self._loaded and has_process and self._loaded.serves):
+                model.board.announce()
         if not self._signals.asked:
             self._choose(burst)
 

@@ -182,9 +182,9 @@ class GenerationWorker(RecordedWorker):
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
         self.show(self.leases, self.loaded.is_paused)
+        self.board.show(self._condition)
         if self.beat():
             self.board.announce()
-        self.board.show(self._condition)
         return goes_on
 
     def _make_engine(self, settings: WorkerSettings, tell: Tell) -> Engine:
