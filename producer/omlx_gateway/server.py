@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import resource
 import socket
 import time
@@ -22,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from omlx_gateway.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5
 """For open answers, after the signal to stop."""
 CLOSING_SECONDS = 2
 """For those that have not ended then: to say so, and to cancel their jobs."""
@@ -78,12 +77,9 @@ class OneAnswer(H11Protocol):
 class Server(uvicorn.Server):
     """Accepts few connections at once, and lets many wait for it.
 
-    However often it is told to stop, open answers have ``grace`` seconds.
+    However often it is told to stop, open answers have until `CLOSING_SECONDS` before the end of
+    ``timeout_graceful_shutdown``.
     """
-
-    def __init__(self, config: uvicorn.Config, grace: float) -> None:
-        super().__init__(config)
-        self._grace = grace
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -92,8 +88,9 @@ class Server(uvicorn.Server):
             each.listen(WAITING_CONNECTIONS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn does it as late as it may, and then waits for none of them.
-        asyncio.get_running_loop().call_later(self._grace, self._cancel_answers)
+        # uvicorn cancels them at its timeout, and then waits for none of them.
+        grace = (self.config.timeout_graceful_shutdown or 0) - CLOSING_SECONDS
+        asyncio.get_running_loop().call_later(grace, self._cancel_answers)
         await super().shutdown(sockets)
 
     def _cancel_answers(self) -> None:
@@ -101,16 +98,16 @@ class Server(uvicorn.Server):
             task.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # At its end it raises what came, and asyncio answers a second Ctrl-C with a traceback.
+        # At its end uvicorn raises all signals again, and asyncio answers a second Ctrl-C with a
+        # traceback.
         if not self.should_exit:
             super().handle_exit(sig, frame)
 
 
-def make_server(app: ASGIApp, grace: float = GRACE_SECONDS, **options: Any) -> uvicorn.Server:
+def make_server(app: ASGIApp, **options: Any) -> uvicorn.Server:
     """A server that is ready to run.
 
     Args:
-        grace: seconds for open answers, after the signal to stop.
         options: of `uvicorn.Config`.
     """
     config: dict[str, Any] = {
@@ -120,12 +117,12 @@ def make_server(app: ASGIApp, grace: float = GRACE_SECONDS, **options: Any) -> u
         "http": OneAnswer,
         "ws": "none",
         "backlog": ACCEPTED_AT_ONCE,
-        "timeout_graceful_shutdown": math.ceil(grace) + CLOSING_SECONDS,
+        "timeout_graceful_shutdown": GRACE_SECONDS + CLOSING_SECONDS,
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
     }
     # It quotes bytes of uploads that it cannot read.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    return Server(uvicorn.Config(app, **(config | options)), grace)
+    return Server(uvicorn.Config(app, **(config | options)))
 
 
 def listen(host: str, port: int) -> Iterator[socket.socket]:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from omlx_gateway.app import create_app
 from omlx_gateway.keys import KeyFile
 from omlx_gateway.limits import Limits
-from omlx_gateway.server import make_server
+from omlx_gateway.server import CLOSING_SECONDS, make_server
 from tests.helpers.workers import wait_for
 
 
@@ -37,7 +37,9 @@ def running_gateway(
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     server = make_server(
-        app or create_app(redis_url, limits, keys, hosts), grace=0.5, log_level="warning"
+        app or create_app(redis_url, limits, keys, hosts),
+        log_level="warning",
+        timeout_graceful_shutdown=1 + CLOSING_SECONDS,
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
